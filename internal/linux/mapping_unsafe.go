@@ -1,0 +1,111 @@
+package linux
+
+import (
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mapping is a range of this process's address space whose parts are mapped
+// over one by one. It starts as anonymous private memory that reads as zeros.
+//
+// The pointer it keeps stays valid from Reserve to Unmap: the range is never
+// moved, and replacing a part of it (MAP_FIXED) leaves no moment at which
+// another mapping could get the addresses.
+type Mapping struct {
+	base unsafe.Pointer
+	size uintptr
+}
+
+// privateFlags: without MAP_NORESERVE a host with strict accounting would
+// charge every clone the full size of its RAM at once.
+const privateFlags = unix.MAP_PRIVATE | unix.MAP_NORESERVE
+
+const readWrite = unix.PROT_READ | unix.PROT_WRITE
+
+// Reserve maps size bytes of anonymous private memory, readable and writable.
+// Nothing is allocated before it is touched.
+func Reserve(size uint64) (*Mapping, error) {
+	base, err := unix.MmapPtr(-1, 0, nil, uintptr(size), readWrite, privateFlags|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, fmt.Errorf("map memory (%d bytes): %w", size, err)
+	}
+	return &Mapping{base: base, size: uintptr(size)}, nil
+}
+
+// Size is the length of the whole range in bytes.
+func (m *Mapping) Size() uint64 { return uint64(m.size) }
+
+// Address is where the range starts in this process.
+func (m *Mapping) Address() uintptr { return uintptr(m.base) }
+
+// Bytes is the whole range. The slice must not be used after Unmap.
+func (m *Mapping) Bytes() []byte { return unsafe.Slice((*byte)(m.base), m.size) }
+
+// MapFile replaces length bytes at offset by a private, writable mapping of
+// the file from fileOffset on. All three are multiples of the page size. The
+// file needs to be open for reading only.
+func (m *Mapping) MapFile(offset, length uint64, f *os.File, fileOffset int64) error {
+	if err := m.mapFixed(offset, length, int(f.Fd()), fileOffset, privateFlags); err != nil {
+		return fmt.Errorf("map file (%s, offset %d, %d bytes): %w", f.Name(), fileOffset, length, err)
+	}
+	return nil
+}
+
+// MapZero replaces length bytes at offset by fresh memory that reads as zeros.
+func (m *Mapping) MapZero(offset, length uint64) error {
+	if err := m.mapFixed(offset, length, -1, 0, privateFlags|unix.MAP_ANONYMOUS); err != nil {
+		return fmt.Errorf("map zeros (%d bytes): %w", length, err)
+	}
+	return nil
+}
+
+func (m *Mapping) mapFixed(offset, length uint64, fd int, fileOffset int64, flags int) error {
+	if err := m.check(offset, length); err != nil {
+		return err
+	}
+	_, err := unix.MmapPtr(fd, fileOffset, unsafe.Add(m.base, offset), uintptr(length),
+		readWrite, flags|unix.MAP_FIXED)
+	return err
+}
+
+// Advise gives madvise(2) advice about length bytes at offset.
+func (m *Mapping) Advise(offset, length uint64, advice int) error {
+	if err := m.check(offset, length); err != nil {
+		return fmt.Errorf("advise memory (advice %d): %w", advice, err)
+	}
+	if length == 0 {
+		return nil
+	}
+	err := ignoringEINTR(func() error { return unix.Madvise(m.Bytes()[offset:offset+length], advice) })
+	if err != nil {
+		return fmt.Errorf("advise memory (advice %d, offset %d, %d bytes): %w", advice, offset, length, err)
+	}
+	return nil
+}
+
+// check is what keeps MAP_FIXED from hitting somebody else's memory.
+func (m *Mapping) check(offset, length uint64) error {
+	if m.base == nil {
+		return os.ErrClosed
+	}
+	if offset > uint64(m.size) || length > uint64(m.size)-offset {
+		return fmt.Errorf("range %d+%d outside of %d bytes: %w", offset, length, m.size, unix.EINVAL)
+	}
+	return nil
+}
+
+// Unmap gives the whole range back. The second call does nothing.
+func (m *Mapping) Unmap() error {
+	if m.base == nil {
+		return nil
+	}
+	base, size := m.base, m.size
+	m.base, m.size = nil, 0
+	if err := unix.MunmapPtr(base, size); err != nil {
+		return fmt.Errorf("unmap memory (%d bytes): %w", size, err)
+	}
+	return nil
+}
