@@ -60,11 +60,16 @@ func (p *Pagemap) ScanPrivate(start, end uint64, found func(AddressRange)) error
 		}
 		for _, r := range regions[:n] {
 			found(AddressRange{Start: r.start, End: r.end})
+			start = r.end
 		}
-		if arg.walkEnd <= start {
-			return fmt.Errorf("scan page map (%#x-%#x): no progress", start, end)
+		if n < len(regions) {
+			return nil
 		}
-		start = arg.walkEnd
+		// The kernel gathers 512 regions at a time. walk_end is where such a
+		// batch last had to stop for want of room, which is before the last
+		// region if a later batch came to the end of the range. So it says
+		// neither that the scan is complete nor, alone, where to go on.
+		start = max(start, arg.walkEnd)
 	}
 	return nil
 }

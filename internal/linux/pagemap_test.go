@@ -66,3 +66,42 @@ func TestScanPrivate(t *testing.T) {
 		}
 	}
 }
+
+// However many regions there are, each is reported once and in order, over the
+// bounds of the kernel's buffer (512 regions) and ours.
+func TestScanPrivateManyRegions(t *testing.T) {
+	const page = HostPageSize
+	p, err := OpenPagemap()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for _, regions := range []int{0, 1, 511, 512, 513, 1023, 1024, 1025, 1536, 1600, 2048, 2049, 3000} {
+		for _, tail := range []int{0, 1, 5000} { // untouched pages behind the last region
+			m, err := Reserve(uint64(2*regions+tail+1) * page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Advise(0, m.Size(), unix.MADV_NOHUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) {
+				t.Fatal(err)
+			}
+			for i := range regions {
+				m.Bytes()[2*i*page] = 1
+			}
+			start, count := uint64(m.Address()), 0
+			err = p.ScanPrivate(start, start+m.Size(), func(r AddressRange) {
+				if want := start + uint64(2*count*page); r.Start != want || r.End != want+page {
+					t.Fatalf("%d regions: number %d is %#x-%#x, want page %#x", regions, count, r.Start, r.End, want)
+				}
+				count++
+			})
+			if errors.Is(err, unix.ENOTTY) {
+				t.Skip("PAGEMAP_SCAN needs Linux 6.7")
+			}
+			if err != nil || count != regions {
+				t.Errorf("%d regions, tail %d: found %d, %v", regions, tail, count, err)
+			}
+			m.Unmap()
+		}
+	}
+}
