@@ -11,7 +11,7 @@ import (
 )
 
 // initramfsFormat changes whenever this file makes something else of the same inputs.
-const initramfsFormat = "1"
+const initramfsFormat = "2"
 
 // etcFiles are the files below /etc without which ordinary programs misbehave.
 var etcFiles = map[string]string{

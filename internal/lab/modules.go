@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"io/fs"
 	"os"
@@ -21,7 +22,7 @@ var offeredModules = []string{
 	"veth", "bridge", "dummy", "macvtap", "ipvlan", "virtio_net", "af_packet",
 	"sch_ingress", "cls_bpf", "act_bpf", "sch_tbf", "sch_fq_codel", "sch_netem",
 	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", "nft_compat", "inet_diag", "tcp_diag", "unix_diag",
-	"squashfs", "erofs", "xfs", "btrfs", "fuse", "dm-mod", "nbd", "virtio_mmio", "virtio-rng", "virtio_balloon", "ptp_kvm",
+	"squashfs", "erofs", "fuse", "dm-mod", "nbd", "virtio_mmio", "virtio-rng", "virtio_balloon", "ptp_kvm",
 }
 
 // module is one kernel module as the kernel package holds it.
@@ -151,6 +152,7 @@ func readModule(dir, file string) (module, error) {
 	if err != nil {
 		return module{}, err
 	}
+	object = withoutSignature(object)
 	m := module{path: base + ".ko", file: file, object: object}
 	if m.depends, m.aliases, err = modinfo(object); err != nil {
 		return module{}, fmt.Errorf("read module %s: %w", file, err)
@@ -180,6 +182,23 @@ func decompress(file, suffix string) ([]byte, error) {
 		return nil, fmt.Errorf("decompress %s: %w %s", file, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return out, nil
+}
+
+const signatureMark = "~Module signature appended~\n"
+
+// withoutSignature cuts a module's signature off. The lab's kernel does not insist on it, and checking it would hash
+// megabytes under emulation at every boot. The mark comes after the signature and a structure of 12 bytes that ends with
+// the signature's length, big endian (struct module_signature).
+func withoutSignature(object []byte) []byte {
+	rest, ok := bytes.CutSuffix(object, []byte(signatureMark))
+	if !ok || len(rest) < 12 {
+		return object
+	}
+	length := uint64(binary.BigEndian.Uint32(rest[len(rest)-4:])) + 12
+	if length > uint64(len(rest)) {
+		return object
+	}
+	return rest[:uint64(len(rest))-length]
 }
 
 // modinfo reads a module's needs and aliases from its .modinfo section: strings "key=value", each ended by a zero byte.

@@ -12,10 +12,11 @@ import (
 )
 
 // hostPrograms are taken from this machine into every lab machine, with the libraries that they need.
-var hostPrograms = []string{"mke2fs", "e2fsck", "debugfs", "dumpe2fs", "tune2fs", "resize2fs"}
+var hostPrograms = []string{"bash", "dash", "mke2fs", "e2fsck", "debugfs", "dumpe2fs", "tune2fs", "resize2fs"}
 
 // programAliases are the other names under which some of them act.
 var programAliases = map[string]string{
+	"sh":        "dash",
 	"mkfs.ext4": "mke2fs", "fsck.ext4": "e2fsck", "fsck.ext2": "e2fsck", "mkfs.ext2": "mke2fs", "e2label": "tune2fs",
 }
 

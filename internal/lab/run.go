@@ -38,7 +38,7 @@ type Outcome struct {
 }
 
 // Shell makes the command of a shell command line.
-func Shell(line string) Command { return Command{Argv: []string{"/bin/sh", "-c", line}} }
+func Shell(line string) Command { return Command{Argv: []string{"/bin/bash", "-c", line}} }
 
 // killGrace is how long a command that was told to end may take before the machine is taken for dead.
 const killGrace = 10 * time.Second
