@@ -90,8 +90,8 @@ func run(dir, status string, port uint32, megabytes int) error {
 	}
 }
 
-// compute hashes a chain whose every tenth round starts anew, so that each must
-// give the same sum.
+// compute hashes the same chain in every round, so that each must give the same
+// sum.
 func (l *load) compute() error {
 	var want [32]byte
 	for {
@@ -147,7 +147,7 @@ func fill(p []byte, number, version uint64) {
 }
 
 // files writes, syncs and reads back files whose content follows from their name
-// and version. O_DIRECT reads go to the disk and not to the page cache.
+// and version.
 func (l *load) files(dir string) error {
 	const count = 16
 	versions := make([]uint64, count)

@@ -25,7 +25,7 @@ const (
 	exitLab      = 125
 )
 
-const usage = "usage: lab run COMMAND | lab test [-v] [-run REGEXP] [packages] | lab kernel\n"
+const usage = "usage: lab run COMMAND | lab test [-v] [-run REGEXP] [-bench REGEXP] [packages] | lab kernel\n"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -47,6 +47,8 @@ func dispatch(ctx context.Context, args []string) (int, error) {
 	switch verb, rest := args[0], args[1:]; verb {
 	case "run":
 		code, err = runCommand(ctx, rest)
+	case "test":
+		code, err = runTests(ctx, rest)
 	case "kernel":
 		code, err = printKernel(ctx)
 	default:

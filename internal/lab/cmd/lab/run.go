@@ -52,21 +52,31 @@ func runCommand(ctx context.Context, args []string) (int, error) {
 	return outcome.Code, nil
 }
 
-// startMachine boots a machine as the environment says, with the project's programs.
-func startMachine(ctx context.Context) (*lab.Machine, error) {
+// configFromEnvironment is the machine that the environment asks for, with the project's programs.
+func configFromEnvironment() (lab.Config, error) {
 	config, err := lab.FromEnvironment(os.Getenv)
+	if err != nil {
+		return lab.Config{}, err
+	}
+	if config.Programs, err = lab.ProgramsIn(binDir); err != nil {
+		return lab.Config{}, err
+	}
+	if os.Getenv(lab.EnvVerbose) == "2" {
+		config.Log = os.Stderr
+	}
+	return config, nil
+}
+
+// verbose says whether to tell what the lab itself does.
+func verbose() bool { return os.Getenv(lab.EnvVerbose) != "" && os.Getenv(lab.EnvVerbose) != "0" }
+
+func startMachine(ctx context.Context) (*lab.Machine, error) {
+	config, err := configFromEnvironment()
 	if err != nil {
 		return nil, err
 	}
-	if config.Programs, err = lab.ProgramsIn(binDir); err != nil {
-		return nil, err
-	}
-	verbose := os.Getenv(lab.EnvVerbose)
-	if verbose == "2" {
-		config.Log = os.Stderr
-	}
 	machine, err := lab.Start(ctx, config)
-	if err == nil && verbose != "" && verbose != "0" {
+	if err == nil && verbose() {
 		fmt.Fprintf(os.Stderr, "lab: up in %.1f s\n", machine.Up().Seconds())
 	}
 	return machine, err
