@@ -1,0 +1,156 @@
+package layer
+
+import (
+	"context"
+	"fmt"
+	"hash/crc32"
+	"os"
+
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// Copy writes l as a layer file with data checksums into dst, which must be
+// empty and stays the caller's. Units lie in the order of the memory or disk,
+// free space inside the source is left out, so the copy has the fewest extents
+// and is read in sequence. A raw image becomes a layer file too; its holes are
+// not stored. ID and content stay the same. Nothing is synced.
+func Copy(ctx context.Context, dst *os.File, l *Layer) error {
+	if err := copyLayer(ctx, dst, l); err != nil {
+		return fmt.Errorf("copy layer (%s): %w", l.id, err)
+	}
+	return nil
+}
+
+func copyLayer(ctx context.Context, dst *os.File, l *Layer) error {
+	size, err := regularSize(dst)
+	if err != nil {
+		return err
+	}
+	if size != 0 {
+		return fmt.Errorf("%w: destination is not empty", snapshot.ErrInvalid)
+	}
+	extents, err := l.sourceExtents()
+	if err != nil {
+		return err
+	}
+	w := &packer{ctx: ctx, dst: dst, src: l, buf: make([]byte, 0, ChunkSize), at: DataOffset}
+	packed := make([]Extent, 0, len(extents))
+	next := int64(DataOffset)
+	for _, e := range extents {
+		if e.Offset != ZeroExtent {
+			if err := w.add(e.Offset, int64(e.Count)*UnitSize); err != nil {
+				return err
+			}
+			e.Offset = next
+			next += int64(e.Count) * UnitSize
+		}
+		packed = appendExtent(packed, e)
+	}
+	if err := w.finish(); err != nil {
+		return err
+	}
+	_, err = writeIndex(dst, l.core, uint64(next-DataOffset)/UnitSize, packed, w.sums, true)
+	return err
+}
+
+// sourceExtents is Extents, for a raw image without its holes.
+func (l *Layer) sourceExtents() ([]Extent, error) {
+	if l.raw == nil {
+		return l.Extents(), nil
+	}
+	var extents []Extent
+	for off := int64(0); off < l.raw.size; {
+		start, end, err := nextData(l.file, off, l.raw.size)
+		if err != nil {
+			return nil, err
+		}
+		if start >= l.raw.size {
+			break
+		}
+		// Runs of data need not be aligned; off is, so that a unit which two
+		// of them share is taken once.
+		first, last := uint64(start)/UnitSize, uint64(end+UnitSize-1)/UnitSize
+		extents = appendExtent(extents, Extent{Start: first, Count: last - first, Offset: int64(first) * UnitSize})
+		off = int64(last) * UnitSize
+	}
+	return extents, nil
+}
+
+// readData reads stored bytes; past the end of a raw image are zeros.
+func (l *Layer) readData(p []byte, off int64) error {
+	if l.raw != nil {
+		if n := max(0, l.raw.size-off); n < int64(len(p)) {
+			clear(p[n:])
+			p = p[:n]
+		}
+	}
+	return readAtFull(l.file, p, off)
+}
+
+// packer writes source ranges one after the other, in chunks as the checksums
+// want them, reading neighbours in one go.
+type packer struct {
+	ctx  context.Context
+	dst  *os.File
+	src  *Layer
+	buf  []byte // the chunk being filled
+	at   int64  // where it goes
+	sums []uint32
+
+	from, length int64 // source range not read yet
+}
+
+func (w *packer) add(off, n int64) error {
+	if w.length > 0 && w.from+w.length == off {
+		w.length += n
+		return nil
+	}
+	if err := w.drain(); err != nil {
+		return err
+	}
+	w.from, w.length = off, n
+	return nil
+}
+
+// drain moves the pending source range into chunks.
+func (w *packer) drain() error {
+	for w.length > 0 {
+		n := min(w.length, int64(cap(w.buf)-len(w.buf)))
+		piece := w.buf[len(w.buf) : int64(len(w.buf))+n]
+		if err := w.src.readData(piece, w.from); err != nil {
+			return err
+		}
+		w.buf = w.buf[:int64(len(w.buf))+n]
+		w.from += n
+		w.length -= n
+		if len(w.buf) == cap(w.buf) {
+			if err := w.flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (w *packer) flush() error {
+	if len(w.buf) == 0 {
+		return nil
+	}
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
+	if _, err := w.dst.WriteAt(w.buf, w.at); err != nil {
+		return err
+	}
+	w.sums = append(w.sums, crc32.Checksum(w.buf, castagnoli))
+	w.at += int64(len(w.buf))
+	w.buf = w.buf[:0]
+	return nil
+}
+
+func (w *packer) finish() error {
+	if err := w.drain(); err != nil {
+		return err
+	}
+	return w.flush()
+}

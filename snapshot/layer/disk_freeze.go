@@ -1,0 +1,131 @@
+package layer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// Freeze makes the top an immutable layer and newTop, an empty file, the new
+// top, in constant time: no data is read, copied or synced. The disk's content
+// does not change. Requests that run are waited for; writes that began later
+// go to the new top.
+//
+// The layer returned is the caller's, a handle of its own. Its index is made
+// when first asked for, and Seal writes it to the file. On an error nothing
+// has changed and newTop stays the caller's.
+func (d *Disk) Freeze(newTop *os.File) (*Layer, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.checkFreeze(newTop); err != nil {
+		return nil, fmt.Errorf("freeze disk: %w", err)
+	}
+	old := d.topFile()
+	ours, err := dupFile(old)
+	if err != nil {
+		return nil, fmt.Errorf("freeze disk: %w", err)
+	}
+	c := &core{
+		id: snapshot.NewID(), kind: KindDisk, units: d.blocks,
+		frozen: &frozenTop{owner: d.top.owner, zeros: d.top.zeros},
+	}
+	d.layers = append(d.layers, &Layer{core: c, file: old})
+	d.files = append(d.files, source{file: newTop})
+	d.top = top{}
+	if d.syncs.written.Swap(false) {
+		d.syncs.add(old)
+	}
+	return &Layer{core: c, file: ours}, nil
+}
+
+func (d *Disk) checkFreeze(newTop *os.File) error {
+	switch {
+	case d.closed:
+		return os.ErrClosed
+	case d.readOnly:
+		return ErrReadOnly
+	case len(d.files) >= maxPlaceFile:
+		return fmt.Errorf("%w: %d layers", snapshot.ErrTooLarge, len(d.layers))
+	case newTop == nil:
+		return fmt.Errorf("%w: no new top file", snapshot.ErrInvalid)
+	}
+	return checkTop(newTop)
+}
+
+// syncState is which files hold writes that no Flush has covered.
+type syncState struct {
+	written atomic.Bool // the top, since it became the top or was synced
+
+	mu     sync.Mutex
+	former []*os.File // former tops
+	lost   error      // a sync failed with data gone: said ever after
+}
+
+func (s *syncState) add(f *os.File) {
+	s.mu.Lock()
+	s.former = append(s.former, f)
+	s.mu.Unlock()
+}
+
+// Flush returns when every write that returned before it is on stable
+// storage: one fdatasync of the top, and of former tops that were frozen with
+// writes not yet flushed. It does not wait for writes that began later.
+//
+// When the host reports that it lost data (EIO), this Flush and all later ones
+// fail: the kernel reports it once, and the guest must not take the next
+// success for its own.
+func (d *Disk) Flush() error {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.closed {
+		return fmt.Errorf("flush disk: %w", os.ErrClosed)
+	}
+	if d.readOnly {
+		return nil
+	}
+	d.syncs.mu.Lock()
+	defer d.syncs.mu.Unlock()
+	if d.syncs.lost != nil {
+		return fmt.Errorf("flush disk: %w", d.syncs.lost)
+	}
+	for len(d.syncs.former) > 0 {
+		if err := d.syncs.sync(d.syncs.former[0]); err != nil {
+			return fmt.Errorf("flush disk: %w", err)
+		}
+		d.syncs.former = d.syncs.former[1:]
+	}
+	d.syncs.written.Store(false)
+	if err := d.syncs.sync(d.topFile()); err != nil {
+		d.syncs.written.Store(true)
+		return fmt.Errorf("flush disk: %w", err)
+	}
+	return nil
+}
+
+func (s *syncState) sync(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var syncErr error
+	err = raw.Control(func(fd uintptr) {
+		for {
+			if syncErr = unix.Fdatasync(int(fd)); !errors.Is(syncErr, unix.EINTR) {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if errors.Is(syncErr, unix.EIO) {
+		s.lost = syncErr
+	}
+	return os.NewSyscallError("fdatasync", syncErr)
+}
