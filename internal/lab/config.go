@@ -131,6 +131,9 @@ func parseMiB(text string) (int, error) {
 }
 
 func list(text string) []string {
+	if text == "" {
+		return nil
+	}
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }
 

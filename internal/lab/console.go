@@ -3,12 +3,17 @@ package lab
 import (
 	"bytes"
 	"io"
+	"regexp"
 	"strings"
 	"sync"
 )
 
-// consoleLines is how many of the console's last lines an error shows.
-const consoleLines = 40
+// consoleLines is how many of the console's last lines an error shows: a panic with its registers and stack, and what came
+// before it.
+const consoleLines = 120
+
+// escapeSequence is what the firmware sends to a terminal that is not there.
+var escapeSequence = regexp.MustCompile(`\x1b(\[[0-9;?]*[A-Za-z]|[a-z])`)
 
 // console keeps the last lines of the machine's console and knows a panic when it sees one.
 type console struct {
@@ -40,7 +45,7 @@ func (c *console) Write(p []byte) (int, error) {
 }
 
 func (c *console) endLineLocked() {
-	line := strings.TrimRight(string(c.partial), "\r")
+	line := strings.TrimRight(escapeSequence.ReplaceAllString(string(c.partial), ""), "\r")
 	c.partial = c.partial[:0]
 	if strings.Contains(line, "Kernel panic - not syncing") {
 		c.panicked = true

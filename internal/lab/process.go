@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,8 @@ type process struct {
 	stderr tail
 	done   chan struct{} // closed when it has ended
 	err    error         // how; valid after done
+
+	stopping atomic.Bool // stop was called
 }
 
 // startProcess starts the emulator so that it dies with this process, however that ends.
@@ -51,6 +54,7 @@ func startProcess(program string, args []string, env []string, files []*os.File)
 
 // stop ends the process and waits until it is gone.
 func (p *process) stop() {
+	p.stopping.Store(true)
 	_ = p.cmd.Process.Kill() // an error says that it has ended already
 	<-p.done
 }
@@ -68,9 +72,18 @@ func (p *process) said() string {
 		if p.err != nil {
 			lines = append(lines, "emulator: "+p.err.Error())
 		}
+		if p.killed() {
+			lines = append(lines, "emulator: not killed by the lab; a machine that is out of memory does that (LAB_MEM asks for less)")
+		}
 	default:
 	}
 	return strings.Join(lines, "\n")
+}
+
+// killed says that somebody else ended the process, once it has ended.
+func (p *process) killed() bool {
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL && !p.stopping.Load()
 }
 
 // tail keeps the end of what is written to it.

@@ -23,8 +23,10 @@ type Command struct {
 
 	// Stdin, when not nil, is copied to the command's standard input. The copying is not waited for: a Read that blocks
 	// keeps one goroutine until it returns.
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer // nil discards
+	Stdin io.Reader
+	// Stdout and Stderr get the output as it comes, all of it from one goroutine; nil discards. While a Write blocks,
+	// nothing else arrives from the machine.
+	Stdout, Stderr io.Writer
 
 	// KillLeft ends processes that outlive the command.
 	KillLeft bool

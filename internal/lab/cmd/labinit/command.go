@@ -1,13 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -153,12 +153,19 @@ func (c *command) left() []string {
 
 // liveName is a process's command line, or "" when it has ended.
 func liveName(pid string) string {
-	if _, err := strconv.Atoi(pid); err != nil {
+	// "pid (name) state …": the name may hold anything, the rest holds no parenthesis.
+	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	if err != nil {
 		return ""
 	}
+	end := bytes.LastIndex(stat, []byte(") "))
+	if end < 0 || strings.ContainsRune("ZX", rune(stat[end+2])) {
+		return "" // a zombie
+	}
 	line, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
-	if err != nil || len(line) == 0 {
-		return "" // gone, or a zombie
+	if err != nil || len(line) == 0 { // in the middle of execve it has none
+		_, name, _ := bytes.Cut(stat[:end], []byte("("))
+		return string(name)
 	}
 	return strings.TrimSpace(strings.ReplaceAll(string(line), "\x00", " "))
 }

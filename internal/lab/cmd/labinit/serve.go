@@ -119,10 +119,10 @@ func (s *server) collect(id uint32, dir string) {
 func writeTar(w io.Writer, dir string) error {
 	archive := tar.NewWriter(w)
 	err := filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
-		if errors.Is(err, os.ErrNotExist) || path == dir {
+		if errors.Is(err, os.ErrNotExist) && path != dir {
 			return nil
 		}
-		if err != nil {
+		if err != nil || path == dir {
 			return err
 		}
 		if info.Mode()&os.ModeSocket != 0 {
