@@ -8,41 +8,22 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/testkit"
 )
 
-func TestMain(m *testing.M) {
-	before := openFiles()
-	code := m.Run()
-	if after := openFiles(); code == 0 && after != before {
-		os.Stderr.WriteString("descriptors leak: before " + before + "\nafter " + after + "\n")
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { testkit.Main(m) }
 
-// openFiles lists the KVM descriptors of this process; the Go runtime opens
-// others when it likes.
-func openFiles() string {
-	entries, _ := os.ReadDir("/proc/self/fd")
-	var list []string
-	for _, e := range entries {
-		target, _ := os.Readlink("/proc/self/fd/" + e.Name())
-		if strings.Contains(target, "kvm") {
-			list = append(list, target)
-		}
-	}
-	return strings.Join(list, " ")
-}
-
-// open returns the device, or skips the test with what to do about it.
+// open returns the device, or skips the test. The tests of this package run on
+// any /dev/kvm; in the lab they must run.
 func open(t testing.TB) *System {
 	t.Helper()
+	if testkit.InLab() {
+		testkit.RequireKVM(t)
+	}
 	s, err := Open()
 	if err != nil {
-		if strings.Contains(","+os.Getenv("REQUIRE")+",", ",kvm,") {
-			t.Fatalf("REQUIRE=kvm: %v", err)
-		}
-		t.Skipf("needs /dev/kvm: %v", err)
+		testkit.Require(t, "kvm", err.Error())
 	}
 	t.Cleanup(func() { s.Close() })
 	return s

@@ -3,22 +3,23 @@ package probe
 import (
 	"context"
 	"errors"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/kvm"
 )
 
+func TestMain(m *testing.M) { testkit.Main(m) }
+
 func open(t *testing.T) *kvm.System {
 	t.Helper()
+	if testkit.InLab() {
+		testkit.RequireKVM(t)
+	}
 	sys, err := kvm.Open()
 	if err != nil {
-		if strings.Contains(","+os.Getenv("REQUIRE")+",", ",kvm,") {
-			t.Fatalf("REQUIRE=kvm: %v", err)
-		}
-		t.Skipf("needs /dev/kvm: %v", err)
+		testkit.Require(t, "kvm", err.Error())
 	}
 	t.Cleanup(func() { sys.Close() })
 	return sys
@@ -42,8 +43,8 @@ func TestRun(t *testing.T) {
 	if report.OK() != (report.Err() == nil) {
 		t.Errorf("ok %v, error %v", report.OK(), report.Err())
 	}
-	if !report.OK() && strings.Contains(","+os.Getenv("REQUIRE")+",", ",kvm,") {
-		t.Errorf("REQUIRE=kvm: %v", report.Err())
+	if !report.OK() && testkit.InLab() {
+		t.Errorf("in the lab: %v", report.Err())
 	}
 }
 
