@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"encoding/binary"
 	"errors"
 	"reflect"
 	"runtime"
@@ -81,15 +82,7 @@ func newMachine(t *testing.T, sys *kvm.System, cpus int) *machine {
 }
 
 // flatEntry is 32-bit protected mode at codeAt.
-func flatEntry() Entry {
-	code := Segment{Selector: 8, Limit: 0xffffffff, Type: 11, Present: true, Default32: true, Granularity: true}
-	data := code
-	data.Selector, data.Type = 16, 3
-	return Entry{
-		RIP: codeAt, RBX: 0x1234, RFLAGS: 2, CR0: 1 | 1<<4, Code: code, Data: data,
-		Task: Segment{Selector: 24, Limit: 0x67, Type: 11, System: true, Present: true},
-	}
-}
+func flatEntry() Entry { return Entry{Address: codeAt, StartInfo: 0x1234} }
 
 func (m *machine) reset(t *testing.T) {
 	t.Helper()
@@ -180,51 +173,54 @@ func TestRestoredGuestGoesOn(t *testing.T) {
 	first := newMachine(t, sys, 1)
 	copy(first.memory[codeAt:], code)
 	first.reset(t)
-	runFor(t, first.vcpus[0], 20*time.Millisecond)
+	first.runBeyond(t, 0x1234)
 	states := first.save(t)
-	if states[0].Regs.RBX <= 0x1234 {
-		t.Fatalf("guest did not run: ebx %#x", states[0].Regs.RBX)
-	}
 	second := newMachine(t, sys, 1)
 	copy(second.memory, first.memory)
 	second.restore(t, states)
-	runFor(t, second.vcpus[0], 20*time.Millisecond)
+	second.runBeyond(t, uint32(states[0].Regs.RBX))
 	regs, err := second.vcpus[0].Regs()
 	if err != nil || regs.RBX <= states[0].Regs.RBX || regs.RIP < codeAt || regs.RIP >= codeAt+uint64(len(code)) {
 		t.Errorf("ebx %#x at %#x (%v), was %#x", regs.RBX, regs.RIP, err, states[0].Regs.RBX)
 	}
 }
 
-// runFor runs the guest on its own thread, then kicks it out.
-func runFor(t *testing.T, v *kvm.VCPU, d time.Duration) {
+// runBeyond runs vCPU 0 on its own thread until the counter that the guest
+// keeps at 0x3000 has passed a value, and kicks it out. The pauses between
+// kicks grow: on a slow machine a guest needs time to get anywhere at all.
+func (m *machine) runBeyond(t *testing.T, count uint32) {
 	t.Helper()
+	v := m.vcpus[0]
 	done := make(chan error, 1)
-	deadline := time.Now().Add(d)
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		v.Bind()
 		defer v.Unbind()
-		v.SetImmediateExit(false)
-		for {
+		for limit := time.Now().Add(time.Minute); ; {
+			v.SetImmediateExit(false)
 			reason, err := v.Run()
-			if err == nil && reason != kvm.ExitIntr {
+			switch {
+			case err != nil:
+			case reason != kvm.ExitIntr:
 				err = errors.New(reason.String())
+			case time.Now().After(limit):
+				err = errors.New("guest gets nowhere")
+			case binary.LittleEndian.Uint32(m.memory[0x3000:]) <= count:
+				continue
 			}
-			if err != nil || time.Now().After(deadline) {
-				done <- err
-				return
-			}
+			done <- err
+			return
 		}
 	}()
-	for {
+	for pause := time.Millisecond; ; pause *= 2 {
 		select {
 		case err := <-done:
 			if err != nil {
 				t.Fatal(err)
 			}
 			return
-		case <-time.After(d):
+		case <-time.After(pause):
 			v.Kick()
 		}
 	}

@@ -6,44 +6,16 @@ import (
 	"github.com/forkvm/forkvm/kvm"
 )
 
-// An Entry is the state in which the first vCPU starts, as a boot loader wants
-// it. What it does not name is as after a processor reset.
+// An Entry is where a kernel is entered, as its PVH note and the boot loader
+// say.
 type Entry struct {
-	RIP    uint64
-	RBX    uint64 // PVH: guest-physical address of the start info structure
-	RFLAGS uint64
-	CR0    uint64
-	CR4    uint64
-	EFER   uint64
-	Code   Segment // CS
-	Data   Segment // DS, ES, FS, GS, SS
-	Task   Segment // TR
-	GDT    Table
-	IDT    Table
-}
-
-// A Segment is a segment register with its hidden part, Intel SDM volume 3,
-// section 3.4.5.
-type Segment struct {
-	Selector    uint16
-	Base        uint64
-	Limit       uint32 // in bytes
-	Type        uint8
-	System      bool // the S flag is clear
-	Present     bool
-	Default32   bool // D/B
-	Granularity bool // G
-}
-
-// A Table is a descriptor table register.
-type Table struct {
-	Base  uint64
-	Limit uint16
+	Address   uint64 // of the first instruction, below 4 GiB
+	StartInfo uint64 // guest-physical address of the start info structure, below 4 GiB
 }
 
 // Reset puts a prepared vCPU that has not run into the state in which a
-// machine starts: vCPU 0 at the entry, the others waiting for the startup
-// interrupt that vCPU 0 sends them.
+// machine starts: vCPU 0 at the kernel's entry, the others waiting for the
+// startup interrupt that vCPU 0 sends them.
 func Reset(v *kvm.VCPU, index int, entry Entry) error {
 	if err := resetMSRs(v); err != nil {
 		return fmt.Errorf("reset vcpu (%d): %w", index, err)
@@ -58,34 +30,40 @@ func Reset(v *kvm.VCPU, index int, entry Entry) error {
 }
 
 func enter(v *kvm.VCPU, entry Entry) error {
+	if entry.Address >= 1<<32 || entry.StartInfo >= 1<<32 {
+		return fmt.Errorf("entry %#x or start info %#x is not below 4 GiB", entry.Address, entry.StartInfo)
+	}
 	s, err := v.Sregs()
 	if err != nil {
 		return err
 	}
-	data := entry.Data.kvm()
-	s.CS, s.TR, s.LDT = entry.Code.kvm(), entry.Task.kvm(), kvm.Segment{Unusable: 1}
-	s.DS, s.ES, s.FS, s.GS, s.SS = data, data, data, data, data
-	s.GDT = kvm.DescriptorTable{Base: entry.GDT.Base, Limit: entry.GDT.Limit}
-	s.IDT = kvm.DescriptorTable{Base: entry.IDT.Base, Limit: entry.IDT.Limit}
-	s.CR0, s.CR3, s.CR4, s.EFER = entry.CR0, 0, entry.CR4, entry.EFER
+	enterFlat(&s)
 	if err := v.SetSregs(s); err != nil {
 		return err
 	}
-	return v.SetRegs(kvm.Regs{RIP: entry.RIP, RBX: entry.RBX, RFLAGS: entry.RFLAGS})
+	const reserved = 1 << 1 // always set in RFLAGS; interrupts are off
+	return v.SetRegs(kvm.Regs{RIP: entry.Address, RBX: entry.StartInfo, RFLAGS: reserved})
 }
 
-func (s Segment) kvm() kvm.Segment {
-	flag := func(b bool) uint8 {
-		if b {
-			return 1
-		}
-		return 0
-	}
-	return kvm.Segment{
-		Base: s.Base, Limit: s.Limit, Selector: s.Selector, Type: s.Type,
-		Present: flag(s.Present), S: flag(!s.System), DB: flag(s.Default32), G: flag(s.Granularity),
-		Unusable: flag(!s.Present),
-	}
+// enterFlat is the processor state of the x86/HVM direct boot ABI (PVH):
+// 32-bit protected mode, paging off, flat segments. There is no descriptor
+// table behind them; a kernel loads its own before it touches a segment.
+func enterFlat(s *kvm.Sregs) {
+	const (
+		codeType = 11 // execute, read, accessed
+		dataType = 3  // read, write, accessed
+		tssType  = 11 // 32-bit, busy: the processor accepts no other in TR
+		cr0PE    = 1 << 0
+		cr0ET    = 1 << 4 // fixed
+	)
+	code := kvm.Segment{Limit: 0xffffffff, Selector: 0x08, Type: codeType, Present: 1, DB: 1, S: 1, G: 1}
+	data := code
+	data.Selector, data.Type = 0x10, dataType
+	s.CS, s.DS, s.ES, s.FS, s.GS, s.SS = code, data, data, data, data, data
+	s.TR = kvm.Segment{Limit: 0x67, Selector: 0x18, Type: tssType, Present: 1}
+	s.LDT = kvm.Segment{Unusable: 1}
+	s.GDT, s.IDT = kvm.DescriptorTable{}, kvm.DescriptorTable{}
+	s.CR0, s.CR3, s.CR4, s.EFER = cr0PE|cr0ET, 0, 0, 0
 }
 
 // resetMSRs does what firmware would have done. With memory type ranges off a
