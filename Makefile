@@ -7,10 +7,14 @@ SHELL := /bin/bash
 export CGO_ENABLED := 0
 GOBUILD := go build -trimpath -buildvcs=false -ldflags='-s -w'
 
+# Programs of the project's own making that are not shipped.
 TOOLS := .cache/bin
 LAB := $(TOOLS)/lab
 
-.PHONY: help build test quickstart lab bench fuzz lint generate fmt clean deps lab-tool soak
+FUZZTIME ?= 10s
+PKG ?= ./...
+
+.PHONY: help build test test-host test-lab lab lab-tool bench fuzz lint generate fmt deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,10 +23,42 @@ build: ## build the programs into bin/
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ ./cmd/...
 
+test: lint test-host test-lab fuzz ## lint, all tests here and in the lab, and every fuzz target for FUZZTIME (10s)
+
+test-host: ## the tests that run on this machine; PKG=./path/... for some
+	go test $(PKG)
+
+test-lab: build lab-tool ## the tests that need KVM, in the lab; PKG=./path/... for some
+	$(LAB) test $(PKG)
+
+lab: build lab-tool ## run CMD='…' in the lab machine, which has a real /dev/kvm (docs/lab.md)
+	@test -n "$$CMD" || { echo "usage: make lab CMD='…'" >&2; exit 2; }
+	@$(LAB) run "$$CMD"
+export CMD
+
 lab-tool:
 	@mkdir -p $(TOOLS)
 	@$(GOBUILD) -o $(LAB) ./internal/lab/cmd/lab
 
-lab: build lab-tool ## run CMD='…' in the lab machine, which has a real /dev/kvm (docs/lab.md)
-	@$(LAB) run $(if $(CMD),"$$CMD",'echo "usage: make lab CMD=…"; exit 2')
-export CMD
+bench: build lab-tool ## the benchmarks that need KVM, in the lab and in counted time (docs/lab.md); PKG=./path/... for some
+	LAB_ICOUNT=1 $(LAB) test -bench . -timeout 30m $(PKG)
+
+fuzz: ## run every fuzz target for FUZZTIME; PKG=./path/... for some
+	go run ./internal/testkit/cmd/fuzz -time $(FUZZTIME) $(PKG)
+
+lint: ## gofmt, go vet, staticcheck
+	@scripts/check-format
+	go vet ./...
+	go tool staticcheck ./...
+
+fmt: ## format the sources
+	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go')
+
+generate: ## make generated sources anew
+	go generate ./...
+
+deps: ## install the Debian packages that are missing, or print the command
+	@scripts/deps
+
+clean: ## remove what the other targets made, but not the cache of the lab
+	rm -rf bin lab bench/out .cache
