@@ -53,6 +53,9 @@ type Guest struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	Kernel      string `json:"kernel,omitempty"`
 	CommandLine string `json:"command_line,omitempty"`
+	// GuestAgent: the guest runs the guest agent, which a clone has to hear
+	// from before it counts as ready.
+	GuestAgent bool `json:"guest_agent,omitempty"`
 }
 
 // Host is where the machine was frozen: a restore compares it with where it

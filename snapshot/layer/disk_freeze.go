@@ -62,50 +62,74 @@ func (d *Disk) checkFreeze(newTop *os.File) error {
 type syncState struct {
 	written atomic.Bool // the top, since it became the top or was synced
 
+	flush sync.Mutex // one Flush at a time
+	lost  error      // guarded by flush: a sync failed with data gone, said ever after
+
 	mu     sync.Mutex
-	former []*os.File // former tops
-	lost   error      // a sync failed with data gone: said ever after
+	former []*os.File // guarded by mu: former tops
 }
 
-func (s *syncState) add(f *os.File) {
+func (s *syncState) add(files ...*os.File) {
 	s.mu.Lock()
-	s.former = append(s.former, f)
+	s.former = append(s.former, files...)
 	s.mu.Unlock()
+}
+
+func (s *syncState) takeFormer() []*os.File {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	former := s.former
+	s.former = nil
+	return former
 }
 
 // Flush returns when every write that returned before it is on stable
 // storage: one fdatasync of the top, and of former tops that were frozen with
-// writes not yet flushed. It does not wait for writes that began later.
+// writes not yet flushed. It does not wait for writes that began later, and
+// neither they nor a Freeze wait for it.
 //
 // When the host reports that it lost data (EIO), this Flush and all later ones
 // fail: the kernel reports it once, and the guest must not take the next
 // success for its own.
 func (d *Disk) Flush() error {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	if d.closed {
-		return fmt.Errorf("flush disk: %w", os.ErrClosed)
-	}
-	if d.readOnly {
-		return nil
-	}
-	d.syncs.mu.Lock()
-	defer d.syncs.mu.Unlock()
-	if d.syncs.lost != nil {
-		return fmt.Errorf("flush disk: %w", d.syncs.lost)
-	}
-	for len(d.syncs.former) > 0 {
-		if err := d.syncs.sync(d.syncs.former[0]); err != nil {
-			return fmt.Errorf("flush disk: %w", err)
-		}
-		d.syncs.former = d.syncs.former[1:]
-	}
-	d.syncs.written.Store(false)
-	if err := d.syncs.sync(d.topFile()); err != nil {
-		d.syncs.written.Store(true)
+	d.syncs.flush.Lock()
+	defer d.syncs.flush.Unlock()
+	if err := d.flush(); err != nil {
 		return fmt.Errorf("flush disk: %w", err)
 	}
 	return nil
+}
+
+func (d *Disk) flush() error {
+	files, err := d.toSync()
+	if err != nil || len(files) == 0 {
+		return err
+	}
+	for i, f := range files {
+		if d.syncs.lost != nil {
+			return d.syncs.lost
+		}
+		if err := d.syncs.sync(f); err != nil {
+			d.syncs.add(files[i:]...)
+			return err
+		}
+	}
+	return nil
+}
+
+// toSync takes the list of files that hold everything written so far.
+func (d *Disk) toSync() ([]*os.File, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.closed {
+		return nil, os.ErrClosed
+	}
+	if d.readOnly {
+		return nil, nil
+	}
+	// Cleared before the sync: a write that comes in between sets it again.
+	d.syncs.written.Store(false)
+	return append(d.syncs.takeFormer(), d.topFile()), nil
 }
 
 func (s *syncState) sync(f *os.File) error {

@@ -1,7 +1,5 @@
 package layer
 
-import "sort"
-
 // segment is a run of blocks whose data is in one file of a disk: file is an
 // index into Disk.files.
 type segment struct {
@@ -98,7 +96,16 @@ func skipTo(list index, block uint64) index {
 
 // find returns the first segment that ends after block.
 func (x index) find(block uint64) int {
-	return sort.Search(len(x), func(i int) bool { return x[i].end() > block })
+	lo, hi := 0, len(x)
+	for lo < hi {
+		mid := int(uint(lo+hi) / 2)
+		if x[mid].end() > block {
+			hi = mid
+		} else {
+			lo = mid + 1
+		}
+	}
+	return lo
 }
 
 // lookup says where block is and for how many blocks (at most limit) that goes
