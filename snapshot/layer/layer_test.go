@@ -496,3 +496,30 @@ func FuzzReadIndex(f *testing.F) {
 		}
 	})
 }
+
+// BenchmarkCopy is what putting a layer into a store costs: packing and
+// checksums, of pages that lie together and of single ones.
+func BenchmarkCopy(b *testing.B) {
+	const units = 16 << 10
+	f := memfd(b)
+	if _, err := f.WriteAt(filled(units*UnitSize), DataOffset); err != nil {
+		b.Fatal(err)
+	}
+	single := make([]Extent, units)
+	for i := range single {
+		// Every second page, in reverse: no two can be read at once.
+		single[i] = Extent{Start: uint64(2 * i), Count: 1, Offset: DataOffset + int64(units-1-i)*UnitSize}
+	}
+	for name, extents := range map[string][]Extent{"one": {{0, units, DataOffset}}, "single": single} {
+		b.Run("extents="+name, func(b *testing.B) {
+			src := must(Seal(f, SealOptions{Kind: KindMemory, Units: 2 * units, Extents: extents}))(b)
+			b.SetBytes(units * UnitSize)
+			for b.Loop() {
+				dst := newTop(b)
+				if err := errors.Join(Copy(context.Background(), dst, src), dst.Close()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
