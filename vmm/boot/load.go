@@ -54,7 +54,7 @@ func Load(mem *memory.Memory, c Config) (Entry, error) {
 	if err := writeStartInfo(mem, initrd, tables.RSDP); err != nil {
 		return Entry{}, fmt.Errorf("load start information: %w", err)
 	}
-	return enter(mem, x.entry)
+	return Entry{Address: uint64(x.entry), StartInfo: startInfoAddress}, nil
 }
 
 // lowRAM is the end of the RAM that a kernel can be loaded into.

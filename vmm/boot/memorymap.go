@@ -8,7 +8,6 @@ import (
 // Where in guest-physical memory the boot information is. All of it lies in
 // RAM below 640 KiB, which the kernel leaves alone until it has read it.
 const (
-	gdtAddress       = 0x500
 	startInfoAddress = 0x6000
 	modulesAddress   = 0x6040
 	memoryMapAddress = 0x7000

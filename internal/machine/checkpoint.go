@@ -1,0 +1,163 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/layer"
+)
+
+// Checkpoint is a machine at one moment: what a clone begins from. Its layers are
+// immutable and shared with the machine that it was taken of; the handles on
+// them are its own.
+type Checkpoint struct {
+	Shape Shape
+	// State is nil for a machine that has not begun: a cold boot's checkpoint has
+	// a shape and disks only.
+	State *snapshot.State
+	// Memory and Disks are the stacks of layers, bottom first.
+	Memory []*layer.Layer
+	Disks  [][]*layer.Layer
+	// Pause is how long the machine stood still for it.
+	Pause time.Duration
+}
+
+// Close closes the checkpoint's layers. Machines made from it do not need them.
+func (c *Checkpoint) Close() error {
+	errs := []error{closeLayers(c.Memory...)}
+	for _, stack := range c.Disks {
+		errs = append(errs, closeLayers(stack...))
+	}
+	c.Memory, c.Disks = nil, nil
+	return errors.Join(errs...)
+}
+
+// Clone returns a checkpoint with handles of its own, so that several machines
+// can be made from one.
+func (c *Checkpoint) Clone() (*Checkpoint, error) {
+	clone := &Checkpoint{Shape: c.Shape, State: c.State, Pause: c.Pause}
+	var err error
+	if clone.Memory, err = duplicate(c.Memory); err != nil {
+		return nil, err
+	}
+	for _, stack := range c.Disks {
+		layers, err := duplicate(stack)
+		if err != nil {
+			return nil, errors.Join(err, clone.Close())
+		}
+		clone.Disks = append(clone.Disks, layers)
+	}
+	return clone, nil
+}
+
+// Configure moves the checkpoint into a machine's configuration, which owns its
+// layers from then on.
+func (c *Checkpoint) Configure(config *Config) {
+	config.Shape, config.State = c.Shape, c.State
+	config.Memory, config.Disks = c.Memory, c.Disks
+	c.Memory, c.Disks = nil, nil
+}
+
+// Checkpoint stops the machine, takes its state and freezes its memory and its
+// disks in one pause, and lets it go on (unless it was paused before). tops has
+// an empty file for each writable disk's new top layer and nil for the others;
+// Checkpoint takes them over. When it fails the machine goes on as before.
+func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.checkTops(tops); err != nil {
+		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, closeFiles(tops...)))
+	}
+	frozen, err := m.freeze(tops)
+	if err != nil {
+		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, closeFiles(tops...)))
+	}
+	// The machine runs again; what is left concerns layers that no longer change.
+	c := &Checkpoint{Shape: m.shape, State: frozen.state, Pause: frozen.pause}
+	if err := m.layers.seal(); err != nil {
+		return nil, fmt.Errorf("take checkpoint: %w", err)
+	}
+	c.Memory = m.layers.sealed
+	for _, d := range m.disks {
+		stack := d.Stack()
+		for _, l := range stack {
+			if err := l.Seal(); err != nil {
+				return nil, fmt.Errorf("take checkpoint: %w", err)
+			}
+		}
+		c.Disks = append(c.Disks, stack)
+	}
+	// The layers so far are the machine's own handles.
+	if c, err = c.Clone(); err != nil {
+		return nil, fmt.Errorf("take checkpoint: %w", err)
+	}
+	return c, nil
+}
+
+func (m *Machine) checkTops(tops []*os.File) error {
+	if m.closed {
+		return os.ErrClosed
+	}
+	if len(tops) != len(m.disks) {
+		return fmt.Errorf("%d new top layers for %d disks", len(tops), len(m.disks))
+	}
+	for i, d := range m.shape.Disks {
+		if d.ReadOnly != (tops[i] == nil) {
+			return fmt.Errorf("disk %s: a new top layer is for writable disks only", d.Name)
+		}
+	}
+	return nil
+}
+
+// frozen is what one pause yields beside the layers.
+type frozen struct {
+	state *snapshot.State
+	pause time.Duration
+}
+
+// freeze is the pause: vCPUs and devices stand still, the state is read, and
+// disks and memory are cut at the same moment. It sets tops that it has used to
+// nil. What was cut before an error stays cut, which the guest cannot notice.
+func (m *Machine) freeze(tops []*os.File) (f *frozen, err error) {
+	wasPaused := m.Paused()
+	begun := time.Now()
+	if err := m.Pause(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if !wasPaused {
+			err = errors.Join(err, m.Resume())
+		}
+		if err != nil {
+			f = nil
+			return
+		}
+		f.pause = time.Since(begun)
+	}()
+	state, err := m.Save()
+	if err != nil {
+		return nil, err
+	}
+	for i, d := range m.disks {
+		if tops[i] == nil {
+			continue
+		}
+		cut, err := d.Freeze(tops[i])
+		if err != nil {
+			return nil, err
+		}
+		tops[i] = nil
+		if err := cut.Close(); err != nil { // the disk has it in its stack
+			return nil, err
+		}
+	}
+	cut, err := m.memory.Freeze()
+	if err != nil {
+		return nil, err
+	}
+	m.layers.cut = append(m.layers.cut, cut)
+	return &frozen{state: state}, nil
+}

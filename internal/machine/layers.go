@@ -1,0 +1,80 @@
+package machine
+
+import (
+	"errors"
+
+	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/vmm/memory"
+)
+
+// memoryLayers holds the layers that a machine's memory consists of, except for
+// what is written now, bottom first. It owns its handles.
+type memoryLayers struct {
+	sealed []*layer.Layer
+	units  uint64 // pages of RAM
+	// cut holds layers that were frozen and have no header yet. Writing it is
+	// left for after the pause.
+	cut []memory.Layer
+}
+
+// mappable returns the memory layers in the form that package memory takes. The
+// two packages do not know each other: one knows files, the other mappings.
+func (m *memoryLayers) mappable() []memory.Layer {
+	layers := make([]memory.Layer, len(m.sealed))
+	for i, l := range m.sealed {
+		extents := l.Extents()
+		layers[i] = memory.Layer{File: l.File(), Extents: make([]memory.Extent, len(extents))}
+		for j, e := range extents {
+			layers[i].Extents[j] = memory.Extent(e)
+		}
+	}
+	return layers
+}
+
+// seal finishes the layers that a freeze left without header.
+func (m *memoryLayers) seal() error {
+	for len(m.cut) > 0 {
+		if err := m.sealOne(m.cut[0]); err != nil {
+			return err
+		}
+		m.cut = m.cut[1:]
+	}
+	return nil
+}
+
+func (m *memoryLayers) sealOne(cut memory.Layer) error {
+	if len(cut.Extents) == 0 {
+		return cut.Close() // nothing was written since the last time
+	}
+	extents := make([]layer.Extent, len(cut.Extents))
+	for i, e := range cut.Extents {
+		extents[i] = layer.Extent(e)
+	}
+	l, err := layer.Seal(cut.File, layer.SealOptions{Kind: layer.KindMemory, Units: m.units, Extents: extents})
+	if err != nil {
+		return err
+	}
+	m.sealed = append(m.sealed, l)
+	return cut.Seal()
+}
+
+func (m *memoryLayers) Close() error {
+	errs := []error{closeLayers(m.sealed...)}
+	for _, cut := range m.cut {
+		errs = append(errs, cut.Close())
+	}
+	m.sealed, m.cut = nil, nil
+	return errors.Join(errs...)
+}
+
+func duplicate(layers []*layer.Layer) ([]*layer.Layer, error) {
+	copies := make([]*layer.Layer, 0, len(layers))
+	for _, l := range layers {
+		dup, err := l.Dup()
+		if err != nil {
+			return nil, errors.Join(err, closeLayers(copies...))
+		}
+		copies = append(copies, dup)
+	}
+	return copies, nil
+}

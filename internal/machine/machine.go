@@ -1,0 +1,319 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/devices"
+	"github.com/forkvm/forkvm/devices/blk"
+	"github.com/forkvm/forkvm/devices/platform"
+	"github.com/forkvm/forkvm/devices/rng"
+	"github.com/forkvm/forkvm/devices/vsock"
+	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/vmm"
+	"github.com/forkvm/forkvm/vmm/boot"
+	"github.com/forkvm/forkvm/vmm/cpu"
+	"github.com/forkvm/forkvm/vmm/memory"
+)
+
+// guestCID is the guest's address in its vsock. Every guest has the same: it is
+// in the snapshot, and nobody else shares the transport.
+const guestCID = 3
+
+// Machine is a complete virtual machine. Its methods may be called from any
+// goroutine.
+type Machine struct {
+	*vmm.Machine
+
+	shape  Shape
+	memory *memory.Memory
+	disks  []*layer.Disk
+	vsock  *vsock.Device
+	serial *platform.Serial
+	// listener is the vsock device's, which does not close it.
+	listener net.Listener
+
+	mu     sync.Mutex // held for the whole of a checkpoint
+	layers memoryLayers
+	closed bool
+}
+
+// New builds a machine that waits to be started. It takes over the files of the
+// configuration, also when it fails.
+func New(c Config) (*Machine, error) {
+	if err := c.validate(); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("create machine: %w", err)
+	}
+	m := &Machine{shape: c.Shape}
+	if err := m.build(&c); err != nil {
+		return nil, fmt.Errorf("create machine: %w", errors.Join(err, c.Close(), m.Close()))
+	}
+	return m, c.Close()
+}
+
+// build goes from the bottom up. What it takes out of the configuration is the
+// machine's from then on.
+func (m *Machine) build(c *Config) error {
+	m.layers = memoryLayers{sealed: c.Memory, units: c.Shape.MemoryBytes / memory.PageSize}
+	c.Memory = nil
+	var err error
+	m.Machine, err = vmm.New(vmm.Config{KVM: c.KVM, CPUs: c.Shape.CPUs, Console: m.ConsoleTail})
+	if err != nil {
+		return err
+	}
+	m.memory, err = memory.New(memory.Config{Size: c.Shape.MemoryBytes, Layers: m.layers.mappable()})
+	if err != nil {
+		return err
+	}
+	if err := m.SetMemory(m.memory); err != nil {
+		return err
+	}
+	if err := m.addDevices(c); err != nil {
+		return err
+	}
+	if c.State != nil {
+		return m.Restore(c.State)
+	}
+	return m.load(c)
+}
+
+// load puts the kernel into memory for a cold boot.
+func (m *Machine) load(c *Config) error {
+	initrd := io.ReaderAt(nil)
+	var initrdSize int64
+	if c.Kernel.Initrd != nil {
+		info, err := c.Kernel.Initrd.Stat()
+		if err != nil {
+			return err
+		}
+		initrd, initrdSize = c.Kernel.Initrd, info.Size()
+	}
+	entry, err := boot.Load(m.memory, boot.Config{
+		Kernel:      c.Kernel.Image,
+		Initrd:      initrd,
+		InitrdSize:  initrdSize,
+		CommandLine: c.Shape.CommandLine,
+		ACPI:        describe(c.Shape),
+	})
+	if err != nil {
+		return err
+	}
+	return m.Boot(cpu.Entry(entry))
+}
+
+// Shape is the hardware that the guest sees.
+func (m *Machine) Shape() Shape { return m.shape }
+
+// Dial connects to a vsock port on which a program in the guest listens.
+func (m *Machine) Dial(ctx context.Context, port uint32) (net.Conn, error) {
+	return m.vsock.Dial(ctx, port)
+}
+
+// ConsoleTail returns the last lines of the serial console.
+func (m *Machine) ConsoleTail() []string {
+	if m.serial == nil {
+		return nil
+	}
+	return m.serial.Console().LastLines(tailLines)
+}
+
+// Agent returns a client of the guest agent. It does not connect before it is
+// used.
+func (m *Machine) Agent() *client.Client {
+	return client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
+		return m.vsock.Dial(ctx, proto.Port)
+	}})
+}
+
+// Bring starts the guest and returns when it is ready: when its guest agent has
+// confirmed the identity, or at once if it has none. On error the machine is
+// good for nothing but Close.
+func (m *Machine) Bring(ctx context.Context, id Identity) error {
+	if err := m.Start(); err != nil {
+		return err
+	}
+	if !m.shape.GuestAgent {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-m.Done():
+			cancel(m.Exit())
+		case <-ctx.Done():
+		}
+	}()
+	_, err := m.Agent().WaitReady(ctx)
+	if err == nil {
+		err = m.Renew(ctx, id)
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// Close ends the guest, waits for all of the machine's threads and gives
+// everything back. It is idempotent.
+func (m *Machine) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil
+	}
+	m.closed = true
+	var errs []error
+	// vCPUs and devices first: they use memory and disks.
+	if m.Machine != nil {
+		errs = append(errs, m.Machine.Close())
+	}
+	if m.listener != nil {
+		errs = append(errs, m.listener.Close())
+	}
+	if m.memory != nil {
+		errs = append(errs, m.memory.Close())
+	}
+	for _, d := range m.disks {
+		errs = append(errs, d.Close())
+	}
+	errs = append(errs, m.layers.Close())
+	return errors.Join(errs...)
+}
+
+// addDevices builds every device, in the order in which they resume: those that
+// can interrupt the guest first, the generation id last, so that its interrupt
+// is not overwritten by another state.
+func (m *Machine) addDevices(c *Config) error {
+	for _, add := range []func(*Config) error{m.addPlatform, m.addRNG, m.addVsock, m.addDisks, m.addGeneration} {
+		if err := add(c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// state returns the saved state of a device, nil on a cold boot.
+func (c *Config) state(id string) ([]byte, error) {
+	if c.State == nil {
+		return nil, nil
+	}
+	data, ok := c.State.Get(vmm.DeviceSection(id))
+	if !ok {
+		return nil, fmt.Errorf("state has nothing for device %s", id)
+	}
+	return data, nil
+}
+
+// window is a device that the guest reaches through an address window.
+type window interface {
+	devices.Device
+	devices.Handler
+}
+
+// place attaches a virtio device and puts it into its slot.
+func (m *Machine) place(d window, slot int) error {
+	if err := m.Attach(d); err != nil {
+		return errors.Join(err, d.Close())
+	}
+	return m.MMIO.Register(windowAddress(slot), virtioWindow, d)
+}
+
+func (m *Machine) addRNG(c *Config) error {
+	state, err := c.state("rng0")
+	if err != nil {
+		return err
+	}
+	irq, err := m.Interrupt(slotGSI(rngSlot))
+	if err != nil {
+		return err
+	}
+	d, err := rng.New(rng.Config{ID: "rng0", Memory: m.memory, Interrupt: irq, State: state})
+	if err != nil {
+		return err
+	}
+	return m.place(d, rngSlot)
+}
+
+func (m *Machine) addVsock(c *Config) error {
+	state, err := c.state("vsock0")
+	if err != nil {
+		return err
+	}
+	irq, err := m.Interrupt(slotGSI(vsockSlot))
+	if err != nil {
+		return err
+	}
+	m.vsock, err = vsock.New(vsock.Config{
+		ID:        "vsock0",
+		Memory:    m.memory,
+		Interrupt: irq,
+		GuestCID:  guestCID,
+		Listener:  c.Vsock.Listener,
+		DialHost:  c.Vsock.Connect,
+		State:     state,
+	})
+	if err != nil {
+		return err
+	}
+	m.listener, c.Vsock.Listener = c.Vsock.Listener, nil
+	return m.place(m.vsock, vsockSlot)
+}
+
+func (m *Machine) addDisks(c *Config) error {
+	for i, shape := range c.Shape.Disks {
+		if err := m.addDisk(c, i, shape); err != nil {
+			return fmt.Errorf("disk %s: %w", shape.Name, err)
+		}
+	}
+	return nil
+}
+
+func (m *Machine) addDisk(c *Config, index int, shape DiskShape) error {
+	disk, err := layer.NewDisk(layer.DiskConfig{
+		Size:     shape.Size,
+		Layers:   c.Disks[index],
+		Top:      c.Tops[index],
+		ReadOnly: shape.ReadOnly,
+	})
+	if err != nil {
+		return err
+	}
+	c.Disks[index], c.Tops[index] = nil, nil // the disk's now
+	m.disks = append(m.disks, disk)
+
+	id := diskID(index)
+	state, err := c.state(id)
+	if err != nil {
+		return err
+	}
+	irq, err := m.Interrupt(slotGSI(diskSlot + index))
+	if err != nil {
+		return err
+	}
+	config := blk.Config{
+		ID:        id,
+		Memory:    m.memory,
+		Interrupt: irq,
+		Backend:   disk,
+		ReadOnly:  shape.ReadOnly,
+		Serial:    shape.Name,
+		State:     state,
+	}
+	if c.OnDiskError != nil {
+		report := c.OnDiskError
+		config.OnError = func(err error) { report(shape.Name, err) }
+	}
+	d, err := blk.New(config)
+	if err != nil {
+		return err
+	}
+	return m.place(d, diskSlot+index)
+}

@@ -1,0 +1,219 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/process"
+)
+
+// DefaultReadyTimeout bounds the wait for a guest agent's first answer.
+const DefaultReadyTimeout = 2 * time.Minute
+
+// Options say how a VM is made.
+type Options struct {
+	// Name is the VM's name and its guest's hostname; one is made up if empty.
+	Name string
+	// Time is what a clone's wall clock shows; machine.TimeHost if empty.
+	Time machine.Time
+	// ReadyTimeout is DefaultReadyTimeout if 0.
+	ReadyTimeout time.Duration
+	// Verify checks all of a snapshot's data before it is used, which reads it.
+	Verify bool
+	// CPUs and MemoryBytes are for a boot from an image; a clone has its parent's.
+	CPUs        int
+	MemoryBytes uint64
+	// CommandLine is added to the image's own, for a boot from an image.
+	CommandLine string
+}
+
+func (o *Options) setDefaults() {
+	if o.Time == "" {
+		o.Time = machine.TimeHost
+	}
+	if o.ReadyTimeout == 0 {
+		o.ReadyTimeout = DefaultReadyTimeout
+	}
+}
+
+// Boot starts a VM from an image of the node and returns when its guest agent
+// answers.
+func (n *Node) Boot(ctx context.Context, imageName string, o Options) (*VM, error) {
+	o.setDefaults()
+	if err := checkMemory(o.MemoryBytes); err != nil {
+		return nil, err
+	}
+	img, err := n.Image(imageName)
+	if err != nil {
+		return nil, err
+	}
+	checkpoint, kernel, err := machine.FromImage(img.Image, imageName, machine.Size{CPUs: o.CPUs, MemoryBytes: o.MemoryBytes, CommandLine: o.CommandLine})
+	if err != nil {
+		return nil, failure.As(failure.ImageInvalid, err)
+	}
+	defer checkpoint.Close()
+	defer kernel.Close()
+	return n.launch(ctx, o, plan{
+		checkpoint: checkpoint,
+		kernel:     kernel,
+		origin:     func(r *Record) { r.Image = imageName },
+	})
+}
+
+// checkMemory refuses what this host cannot hold: a guest that is promised more
+// than there is would be killed in the middle of its work.
+func checkMemory(size uint64) error {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("read host memory: %w", err))
+	}
+	if total := info.Totalram * uint64(info.Unit); size > total {
+		return failure.New(failure.InvalidArgument, "%d MiB of memory: this host has %d MiB", size>>20, total>>20)
+	}
+	return nil
+}
+
+// Restore starts a VM from a snapshot of the node and returns when its guest
+// agent has confirmed its identity.
+func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM, error) {
+	o.setDefaults()
+	checkpoint, manifest, err := machine.FromStore(ctx, n.store, snapshotName, o.Verify)
+	if err != nil {
+		return nil, snapshotFailure(err)
+	}
+	defer checkpoint.Close()
+	return n.launch(ctx, o, plan{
+		checkpoint: checkpoint,
+		origin:     func(r *Record) { r.Snapshot, r.Image = manifest.Name, manifest.Image },
+	})
+}
+
+// Child is one result of a fork: a VM, or why there is none.
+type Child struct {
+	VM  *VM
+	Err error
+}
+
+// Fork makes a VM for each of the options from one short pause of a running VM,
+// which goes on. Each succeeds or fails on its own. The error is for what
+// happens before there are children.
+func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child, error) {
+	checkpoint, err := parent.checkpoint(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer checkpoint.Close()
+	children := make([]Child, len(options))
+	done := make(chan struct{})
+	for i, o := range options {
+		go func() {
+			o.setDefaults()
+			children[i].VM, children[i].Err = n.launch(ctx, o, plan{
+				checkpoint: checkpoint,
+				origin: func(r *Record) {
+					r.Parent, r.Image, r.Snapshot = parent.ID, parent.Image, parent.Record.Snapshot
+				},
+			})
+			done <- struct{}{}
+		}()
+	}
+	for range options {
+		<-done
+	}
+	return children, nil
+}
+
+// checkpoint freezes the VM for a moment.
+func (vm *VM) checkpoint(ctx context.Context) (*machine.Checkpoint, error) {
+	c, err := vm.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	tops, err := machine.NewTops(vm.Shape, vm.node.tmpDir())
+	if err != nil {
+		return nil, failure.As(failure.Internal, err)
+	}
+	defer closeFiles(tops)
+	return c.Checkpoint(ctx, tops)
+}
+
+// plan says what a VM process starts from.
+type plan struct {
+	checkpoint *machine.Checkpoint // borrowed
+	kernel     *machine.Kernel     // borrowed; nil for a clone
+	origin     func(*Record)
+}
+
+// launch makes the VM's directory and process. It leaves nothing behind when it
+// fails.
+func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
+	device, err := openKVM()
+	if err != nil {
+		return nil, err
+	}
+	defer device.Close()
+	tops, err := machine.NewTops(l.checkpoint.Shape, n.tmpDir())
+	if err != nil {
+		return nil, failure.As(failure.Internal, err)
+	}
+	defer closeFiles(tops)
+	d, err := n.newDraft(o.Name)
+	if err != nil {
+		return nil, err
+	}
+	d.record.Shape = l.checkpoint.Shape
+	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
+	l.origin(&d.record)
+	config := process.LaunchConfig{
+		Command:      n.config.Command,
+		Directory:    d.dir,
+		KVM:          device,
+		Checkpoint:   l.checkpoint,
+		Tops:         tops,
+		Identity:     d.record.Identity,
+		ReadyTimeout: o.ReadyTimeout,
+		Launched:     d.launched,
+	}
+	if l.kernel != nil {
+		config.Kernel, config.Initrd = l.kernel.Image, l.kernel.Initrd
+	}
+	started, err := process.Launch(ctx, config)
+	if err == nil {
+		var vm *VM
+		if vm, err = d.finish(started); err == nil {
+			return vm, nil
+		}
+	}
+	d.abandon()
+	return nil, failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.Name, err))
+}
+
+func openKVM() (*os.File, error) {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, failure.New(failure.KVMUnusable, "/dev/kvm does not exist: this host has no KVM; 'forkvm doctor' says what to do")
+	case errors.Is(err, fs.ErrPermission):
+		return nil, failure.New(failure.KVMUnusable, "no permission to use /dev/kvm: join the group that owns it; 'forkvm doctor' says what to do")
+	}
+	return nil, failure.New(failure.KVMUnusable, "%w: 'forkvm doctor' says what to do", err)
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		if f != nil {
+			f.Close()
+		}
+	}
+}

@@ -1,0 +1,235 @@
+package node
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/process"
+)
+
+// RecordSchema is the version of Record's JSON form.
+const RecordSchema = "forkvm/vm/v1"
+
+const (
+	recordFile = "vm.json"
+	lockFile   = "lock"
+	idBytes    = 6
+	maxRecord  = 1 << 20
+)
+
+// Record is what is known of a VM from its creation on.
+type Record struct {
+	Schema  string    `json:"schema"`
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Created time.Time `json:"created"`
+	// Image, Snapshot and Parent say what it began from: an image, a snapshot, or
+	// the ID of the VM that it was forked from.
+	Image    string `json:"image,omitempty"`
+	Snapshot string `json:"snapshot,omitempty"`
+	Parent   string `json:"parent,omitempty"`
+
+	Shape    machine.Shape    `json:"shape"`
+	Identity machine.Identity `json:"identity"`
+
+	// PID, Started and HostBoot together name the VM process.
+	PID      int    `json:"pid"`
+	Started  uint64 `json:"pid_start_time"`
+	HostBoot string `json:"host_boot_id"`
+
+	// ReadyMS is the time from the start message to the guest agent's answer; 0
+	// as long as the VM starts.
+	ReadyMS float64 `json:"ready_ms"`
+}
+
+// namePattern: what may be a name of a VM. It is a file name and, as a hostname,
+// a label of the domain name system.
+var namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+func checkName(name string) error {
+	if !namePattern.MatchString(name) {
+		return failure.New(failure.InvalidArgument, "vm name %q: 1 to 63 of a-z, 0-9 and -, with no - at either end, are possible", name)
+	}
+	return nil
+}
+
+func newID() string {
+	var b [idBytes]byte
+	rand.Read(b[:]) // never fails (crypto/rand)
+	return hex.EncodeToString(b[:])
+}
+
+// draft is a VM directory in the making. Its lock is held until the VM is ready
+// or given up, so that nobody takes an unfinished directory for a stale one.
+type draft struct {
+	node   *Node
+	record Record
+	dir    string
+	lock   *os.File
+}
+
+// newDraft reserves a name and makes the directory. An empty name becomes one
+// that is made from the ID.
+func (n *Node) newDraft(name string) (*draft, error) {
+	id := newID()
+	if name == "" {
+		name = "vm-" + id
+	}
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	boot, err := linux.BootID()
+	if err != nil {
+		return nil, failure.As(failure.Internal, err)
+	}
+	d := &draft{node: n, dir: filepath.Join(n.vmsDir(), id), record: Record{
+		Schema:   RecordSchema,
+		ID:       id,
+		Name:     name,
+		Created:  time.Now().UTC(),
+		HostBoot: boot,
+	}}
+	if err := d.make(); err != nil {
+		d.abandon()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *draft) make() error {
+	if err := os.Mkdir(d.dir, 0o700); err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.Name, err))
+	}
+	lock, err := os.OpenFile(filepath.Join(d.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.Name, err))
+	}
+	d.lock = lock
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return failure.New(failure.Internal, "create vm (%s): lock: %w", d.record.Name, err)
+	}
+	return d.node.reserve(d.record.Name, d.record.ID)
+}
+
+// reserve makes the link that holds a name. A link whose VM is gone is left over
+// from a crash and is replaced.
+func (n *Node) reserve(name, id string) error {
+	link := filepath.Join(n.namesDir(), name)
+	for range 3 {
+		err := os.Symlink(id, link)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return failure.As(failure.Internal, fmt.Errorf("reserve name (%s): %w", name, err))
+		}
+		holder, err := os.Readlink(link)
+		if err == nil && exists(filepath.Join(n.vmsDir(), holder)) {
+			return failure.New(failure.VMExists, "vm name %q is taken by %s", name, holder)
+		}
+		n.release(name, holder)
+	}
+	return failure.New(failure.VMExists, "vm name %q is wanted by several at once", name)
+}
+
+// release removes a name's link if it is the given VM's.
+func (n *Node) release(name, id string) {
+	link := filepath.Join(n.namesDir(), name)
+	if holder, err := os.Readlink(link); err == nil && holder == id {
+		os.Remove(link)
+	}
+}
+
+// launched puts the process on record, before it becomes a VM.
+func (d *draft) launched(p *linux.Process) error {
+	d.record.PID, d.record.Started = p.PID(), p.Start()
+	return d.write()
+}
+
+// write replaces the record on disk, whole or not at all.
+func (d *draft) write() error {
+	data, err := json.MarshalIndent(d.record, "", "  ")
+	if err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", d.record.ID, err))
+	}
+	path := filepath.Join(d.dir, recordFile)
+	if err := os.WriteFile(path+".new", append(data, '\n'), 0o600); err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", d.record.ID, err))
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", d.record.ID, err))
+	}
+	return nil
+}
+
+// finish makes the draft a VM.
+func (d *draft) finish(started *process.Started) (*VM, error) {
+	d.record.ReadyMS = float64(started.Ready) / float64(time.Millisecond)
+	if err := d.write(); err != nil {
+		return nil, err
+	}
+	d.lock.Close()
+	return &VM{Record: d.record, node: d.node, dir: d.dir}, nil
+}
+
+// abandon removes what the draft made.
+func (d *draft) abandon() {
+	d.node.release(d.record.Name, d.record.ID)
+	os.RemoveAll(d.dir)
+	if d.lock != nil {
+		d.lock.Close()
+	}
+}
+
+// readRecord reads the record in a VM's directory.
+func readRecord(dir string) (*Record, error) {
+	f, err := os.Open(filepath.Join(dir, recordFile))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var r Record
+	if err := json.NewDecoder(io.LimitReader(f, maxRecord)).Decode(&r); err != nil {
+		return nil, fmt.Errorf("read %s: %w", f.Name(), err)
+	}
+	if r.Schema != RecordSchema {
+		return nil, fmt.Errorf("read %s: schema %q, not %q", f.Name(), r.Schema, RecordSchema)
+	}
+	return &r, nil
+}
+
+// sweep removes a directory without a record, unless somebody is just making it.
+func (n *Node) sweep(dir string) {
+	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0)
+	if err != nil {
+		// Not even the lock: the maker is between its first two calls, or died
+		// there. A directory that stays empty for a minute has no maker.
+		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > time.Minute {
+			os.Remove(dir)
+		}
+		return
+	}
+	defer lock.Close()
+	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && !exists(filepath.Join(dir, recordFile)) {
+		os.RemoveAll(dir)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

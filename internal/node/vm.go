@@ -1,0 +1,348 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/process"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// State is what a VM is doing, as far as it can be seen from outside.
+type State string
+
+const (
+	Starting State = "starting" // its process is there, the guest is not ready yet
+	Running  State = "running"
+	Paused   State = "paused"
+	Ended    State = "ended" // the guest's life is over; Exit says why
+	Dead     State = "dead"  // the VM process is gone without a report
+)
+
+// VM is a VM of a node. It is a view of its record, which others may remove.
+type VM struct {
+	Record
+	node *Node
+	dir  string
+}
+
+// Status is what a VM is doing now.
+type Status struct {
+	State State     `json:"state"`
+	Exit  *vmm.Exit `json:"exit,omitempty"`
+	// DiskError is the last error of the host's storage that the guest ran into.
+	DiskError string `json:"disk_error,omitempty"`
+	// PrivateBytes is memory that the VM process shares with nobody: what the
+	// guest wrote, and the process's own.
+	PrivateBytes int64 `json:"private_bytes"`
+}
+
+// callTimeout bounds a request to a VM process that only looks or flips a switch.
+const callTimeout = 10 * time.Second
+
+// List returns all VMs of the node, oldest first, and removes what crashes left
+// behind.
+func (n *Node) List() ([]*VM, error) {
+	entries, err := os.ReadDir(n.vmsDir())
+	if err != nil {
+		return nil, failure.As(failure.Internal, fmt.Errorf("list vms: %w", err))
+	}
+	var vms []*VM
+	for _, e := range entries {
+		dir := filepath.Join(n.vmsDir(), e.Name())
+		r, err := readRecord(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			n.sweep(dir)
+			continue
+		}
+		if err != nil {
+			return nil, failure.As(failure.Internal, fmt.Errorf("list vms: %w", err))
+		}
+		vm := &VM{Record: *r, node: n, dir: dir}
+		vm.tidy()
+		vms = append(vms, vm)
+	}
+	sort.SliceStable(vms, func(i, j int) bool { return vms[i].Created.Before(vms[j].Created) })
+	return vms, nil
+}
+
+// Find returns the VM with this name, ID, or beginning of an ID that no other
+// has.
+func (n *Node) Find(ref string) (*VM, error) {
+	vms, err := n.List()
+	if err != nil {
+		return nil, err
+	}
+	var found []*VM
+	for _, vm := range vms {
+		if vm.Name == ref || vm.ID == ref {
+			return vm, nil
+		}
+		if len(ref) >= 3 && strings.HasPrefix(vm.ID, ref) {
+			found = append(found, vm)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, failure.New(failure.VMNotFound, "no vm named %q", ref)
+	case 1:
+		return found[0], nil
+	}
+	return nil, failure.New(failure.InvalidArgument, "%d vms have an id that begins with %q", len(found), ref)
+}
+
+// open returns the VM's process, linux.ErrProcessGone if it is not there any
+// more. A process of an earlier boot of the host is gone whatever its number.
+func (vm *VM) open() (*linux.Process, error) {
+	boot, err := linux.BootID()
+	if err != nil {
+		return nil, err
+	}
+	if boot != vm.HostBoot {
+		return nil, linux.ErrProcessGone
+	}
+	return linux.OpenProcess(vm.PID, vm.Started)
+}
+
+// alive reports whether the VM process is there.
+func (vm *VM) alive() bool {
+	p, err := vm.open()
+	if err != nil {
+		return false
+	}
+	p.Close()
+	return true
+}
+
+// tidy removes the sockets of a VM whose process is gone, so that nobody waits
+// for an answer from them.
+func (vm *VM) tidy() {
+	if vm.alive() {
+		return
+	}
+	for _, name := range []string{process.ControlSocket, process.VsockSocket} {
+		os.Remove(filepath.Join(vm.dir, name))
+	}
+}
+
+// Status looks at the VM process.
+func (vm *VM) Status(ctx context.Context) (*Status, error) {
+	if !vm.alive() {
+		return vm.ended()
+	}
+	if vm.ReadyMS == 0 {
+		return &Status{State: Starting, PrivateBytes: privateBytes(vm.PID)}, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c, err := process.Dial(ctx, vm.dir)
+	var st *process.Status
+	if err == nil {
+		defer c.Close()
+		st, err = c.Status(ctx)
+	}
+	if failure.Is(err, failure.VMProcessGone) {
+		return vm.ended() // it ended while we asked
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Status{State: State(st.State), Exit: st.Exit, DiskError: st.DiskError, PrivateBytes: privateBytes(vm.PID)}, nil
+}
+
+// ended is the status of a VM whose process is gone or about to go.
+func (vm *VM) ended() (*Status, error) {
+	exit, err := process.ReadExit(filepath.Join(vm.dir, process.ExitFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return &Status{State: Dead}, nil
+	}
+	if err != nil {
+		return nil, failure.As(failure.Internal, err)
+	}
+	return &Status{State: Ended, Exit: exit}, nil
+}
+
+// privateBytes reads what a process shares with nobody from the kernel's
+// summary, 0 if it is gone.
+func privateBytes(pid int) int64 {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return 0
+	}
+	var total int64
+	for line := range strings.Lines(string(data)) {
+		var kilobytes int64
+		for _, field := range []string{"Private_Clean:", "Private_Dirty:"} {
+			if n, _ := fmt.Sscanf(line, field+" %d kB", &kilobytes); n == 1 {
+				total += kilobytes << 10
+			}
+		}
+	}
+	return total
+}
+
+// dial connects to the VM process.
+func (vm *VM) dial(ctx context.Context) (*process.Client, error) {
+	c, err := process.Dial(ctx, vm.dir)
+	if err == nil {
+		return c, nil
+	}
+	if !vm.alive() {
+		return nil, failure.New(failure.VMNotRunning, "vm %s is not running", vm.Name)
+	}
+	return nil, err
+}
+
+// call makes one short request.
+func (vm *VM) call(ctx context.Context, do func(*process.Client, context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	c, err := vm.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return do(c, ctx)
+}
+
+// Pause stops the guest until Resume. Pausing twice is the same as once.
+func (vm *VM) Pause(ctx context.Context) error { return vm.call(ctx, (*process.Client).Pause) }
+
+// Resume lets a paused guest go on.
+func (vm *VM) Resume(ctx context.Context) error { return vm.call(ctx, (*process.Client).Resume) }
+
+// killTimeout is how long a VM process may take to end itself.
+const killTimeout = 2 * time.Second
+
+// Kill ends the VM and returns when its process is gone. A process that does not
+// end itself in time is killed. Killing a VM that has ended does nothing.
+func (vm *VM) Kill(ctx context.Context) error {
+	p, err := vm.open()
+	if errors.Is(err, linux.ErrProcessGone) {
+		return nil
+	}
+	if err != nil {
+		return failure.As(failure.Internal, err)
+	}
+	defer p.Close()
+	polite, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	if err := vm.call(polite, (*process.Client).Kill); err == nil {
+		err = p.Wait(polite)
+		if err == nil {
+			return nil
+		}
+	}
+	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, linux.ErrProcessGone) {
+		return failure.As(failure.Internal, fmt.Errorf("kill vm (%s): %w", vm.Name, err))
+	}
+	if err := p.Wait(ctx); err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("kill vm (%s): %w", vm.Name, err))
+	}
+	return nil
+}
+
+// Wait returns the report of the VM's end, for which it waits as long as ctx
+// allows.
+func (vm *VM) Wait(ctx context.Context) (*vmm.Exit, error) {
+	p, err := vm.open()
+	if err == nil {
+		defer p.Close()
+		err = p.Wait(ctx)
+	}
+	if err != nil && !errors.Is(err, linux.ErrProcessGone) {
+		return nil, failure.As(failure.Internal, err)
+	}
+	st, err := vm.ended()
+	if err != nil {
+		return nil, err
+	}
+	if st.Exit == nil {
+		return nil, failure.New(failure.VMProcessGone, "the process of vm %s died without a report; see %s", vm.Name, filepath.Join(vm.dir, "process.log"))
+	}
+	return st.Exit, nil
+}
+
+// Remove removes an ended VM's directory and name. With force a running one is
+// killed first.
+func (vm *VM) Remove(ctx context.Context, force bool) error {
+	if vm.alive() {
+		if !force {
+			return failure.New(failure.InvalidArgument, "vm %s is running; kill it first, or remove it by force", vm.Name)
+		}
+		if err := vm.Kill(ctx); err != nil {
+			return err
+		}
+	}
+	vm.node.release(vm.Name, vm.ID)
+	if err := os.RemoveAll(vm.dir); err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("remove vm (%s): %w", vm.Name, err))
+	}
+	return nil
+}
+
+// VsockPath is the path of the Unix socket through which host programs reach the
+// guest's ports ("CONNECT <port>\n").
+func (vm *VM) VsockPath() string { return filepath.Join(vm.dir, process.VsockSocket) }
+
+// Directory is the VM's own directory.
+func (vm *VM) Directory() string { return vm.dir }
+
+// Agent returns a client of the VM's guest agent, which expects the VM's own
+// generation: a command for this VM is never run by another one.
+func (vm *VM) Agent() *client.Client {
+	return client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
+		return dialGuest(ctx, vm.VsockPath(), proto.Port)
+	}})
+}
+
+// dialGuest connects to a port of a guest through its Unix socket.
+func dialGuest(ctx context.Context, path string, port uint32) (net.Conn, error) {
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if err := connectLine(c, port); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("connect to guest port %d: %w", port, errors.Join(ctx.Err(), err))
+	}
+	return c, nil
+}
+
+// connectLine asks for a port and reads the answer, byte by byte: what follows
+// the line belongs to the guest's program.
+func connectLine(c net.Conn, port uint32) error {
+	if _, err := fmt.Fprintf(c, "CONNECT %d\n", port); err != nil {
+		return err
+	}
+	var line []byte
+	for b := make([]byte, 1); len(line) < 32; line = append(line, b[0]) {
+		if _, err := io.ReadFull(c, b); err != nil {
+			return errors.New("refused")
+		}
+		if b[0] == '\n' {
+			if !strings.HasPrefix(string(line), "OK ") {
+				return fmt.Errorf("unexpected answer %q", line)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("unexpected answer %q", line)
+}

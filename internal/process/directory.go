@@ -1,0 +1,84 @@
+package process
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// Names inside a VM's directory.
+const (
+	ControlSocket = "control.sock"
+	VsockSocket   = "vsock.sock"
+	ConsoleFile   = "console.log"
+	// ExitFile holds the vmm.Exit of a VM that has ended.
+	ExitFile = "exit.json"
+)
+
+// ConsoleLimit is the size that the console log never exceeds, in bytes; the
+// newest output is kept.
+const ConsoleLimit = 1 << 20
+
+// directory is a VM's own directory, reached through its descriptor: the VM
+// process has no path to it, nor to anything else.
+type directory struct{ file *os.File }
+
+func (d *directory) create(name string) (*os.File, error) {
+	fd, err := unix.Openat(int(d.file.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("create %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// connect opens the host's end for a guest that connects to a port of the host:
+// a Unix socket beside the VM's own, with the port behind its name.
+func (d *directory) connect(ctx context.Context, port uint32) (net.Conn, error) {
+	var dialer net.Dialer
+	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s_%d", d.file.Fd(), VsockSocket, port))
+}
+
+// writeExit leaves the report of the VM's end, whole or not at all.
+func (d *directory) writeExit(exit *vmm.Exit) error {
+	data, err := json.Marshal(exit)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", ExitFile, err)
+	}
+	const temporary = ExitFile + ".new"
+	f, err := d.create(temporary)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(data, '\n'))
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", ExitFile, err)
+	}
+	fd := int(d.file.Fd())
+	if err := unix.Renameat(fd, temporary, fd, ExitFile); err != nil {
+		return fmt.Errorf("write %s: %w", ExitFile, err)
+	}
+	return nil
+}
+
+// ReadExit reads a VM's exit report from its directory. It returns an error
+// that wraps fs.ErrNotExist for a VM that has not ended or whose process died.
+func ReadExit(path string) (*vmm.Exit, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var exit vmm.Exit
+	if err := json.NewDecoder(io.LimitReader(f, 1<<20)).Decode(&exit); err != nil {
+		return nil, fmt.Errorf("read %s: %w", ExitFile, err)
+	}
+	return &exit, nil
+}

@@ -1,0 +1,211 @@
+package process
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// Operations of a VM process.
+const (
+	opStart      = "start" // only as the first message of the launch socket
+	opStatus     = "status"
+	opPause      = "pause"
+	opResume     = "resume"
+	opCheckpoint = "checkpoint"
+	opKill       = "kill"
+)
+
+type request struct {
+	Op    string     `json:"op"`
+	Start *startForm `json:"start,omitempty"`
+	// Tops are the new top layers of a checkpoint, by disk; -1 for a read-only one.
+	Tops []int `json:"tops,omitempty"`
+}
+
+type response struct {
+	Error      *failure.Error  `json:"error,omitempty"`
+	Started    *Started        `json:"started,omitempty"`
+	Status     *Status         `json:"status,omitempty"`
+	Checkpoint *checkpointForm `json:"checkpoint,omitempty"`
+}
+
+// Started is the answer to a start.
+type Started struct {
+	// Ready is the time from the start message to the guest agent's answer, or
+	// to the first instruction of a guest without one.
+	Ready time.Duration `json:"ready_ns"`
+}
+
+// State is what a VM is doing.
+type State string
+
+const (
+	Running State = "running"
+	Paused  State = "paused"
+	Ended   State = "ended"
+)
+
+// Status is what a VM process says of itself.
+type Status struct {
+	State State     `json:"state"`
+	Exit  *vmm.Exit `json:"exit,omitempty"`
+	// DiskError is the last error of the host's storage that the guest ran into.
+	DiskError string `json:"disk_error,omitempty"`
+}
+
+// startForm is machine.Config and the identity as they travel: files are indices
+// into the descriptors of the message.
+type startForm struct {
+	Control    int              `json:"control"`
+	Vsock      int              `json:"vsock"`
+	Directory  int              `json:"directory"`
+	Console    int              `json:"console"`
+	KVM        int              `json:"kvm"`
+	Kernel     int              `json:"kernel"`
+	Initrd     int              `json:"initrd"`
+	Checkpoint checkpointForm   `json:"checkpoint"`
+	Tops       []int            `json:"tops"`
+	Identity   machine.Identity `json:"identity"`
+	// ReadyTimeout bounds the wait for the guest agent.
+	ReadyTimeout time.Duration `json:"ready_timeout_ns"`
+}
+
+type layerForm struct {
+	File int  `json:"file"`
+	Raw  bool `json:"raw,omitempty"`
+}
+
+// checkpointForm is machine.Checkpoint as it travels.
+type checkpointForm struct {
+	Shape  machine.Shape `json:"shape"`
+	State  int           `json:"state"`
+	Memory []layerForm   `json:"memory,omitempty"`
+	Disks  [][]layerForm `json:"disks,omitempty"`
+	Pause  time.Duration `json:"pause_ns"`
+}
+
+// table collects the files of a message that is sent.
+type table struct{ files []*os.File }
+
+// add returns the index of a file, -1 for none.
+func (t *table) add(f *os.File) int {
+	if f == nil {
+		return -1
+	}
+	t.files = append(t.files, f)
+	return len(t.files) - 1
+}
+
+func (t *table) addLayers(layers []*layer.Layer) []layerForm {
+	forms := make([]layerForm, len(layers))
+	for i, l := range layers {
+		forms[i] = layerForm{File: t.add(l.File()), Raw: l.Raw()}
+	}
+	return forms
+}
+
+// addCheckpoint adds a checkpoint's files. The state travels in a memory file,
+// which the caller closes after sending; nil if the checkpoint has no state,
+// as for a cold boot.
+func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, error) {
+	form := checkpointForm{Shape: c.Shape, State: -1, Memory: t.addLayers(c.Memory), Pause: c.Pause}
+	for _, stack := range c.Disks {
+		form.Disks = append(form.Disks, t.addLayers(stack))
+	}
+	if c.State == nil {
+		return form, nil, nil
+	}
+	data, err := c.State.Encode()
+	if err != nil {
+		return form, nil, err
+	}
+	f, err := linux.MemoryFile("state")
+	if err != nil {
+		return form, nil, err
+	}
+	if _, err := f.Write(data); err != nil {
+		f.Close()
+		return form, nil, fmt.Errorf("send state: %w", err)
+	}
+	form.State = t.add(f)
+	return form, f, nil
+}
+
+// claims hands out the files of a message that was received, each once, and
+// closes the rest.
+type claims struct {
+	files []*os.File
+	err   error // of the first claim that failed
+}
+
+// take returns the file of an index, nil for -1.
+func (c *claims) take(index int) *os.File {
+	if index == -1 {
+		return nil
+	}
+	if index < 0 || index >= len(c.files) || c.files[index] == nil {
+		if c.err == nil {
+			c.err = fmt.Errorf("message names descriptor %d, which it does not carry", index)
+		}
+		return nil
+	}
+	f := c.files[index]
+	c.files[index] = nil
+	return f
+}
+
+// takeLayers opens the layers of a stack. A file that is none is an error like a
+// descriptor that is missing.
+func (c *claims) takeLayers(forms []layerForm) []*layer.Layer {
+	layers := make([]*layer.Layer, 0, len(forms))
+	for _, form := range forms {
+		f := c.take(form.File)
+		if f == nil {
+			continue
+		}
+		open := layer.Open
+		if form.Raw {
+			open = layer.OpenRaw
+		}
+		l, err := open(f)
+		if err != nil {
+			f.Close()
+			if c.err == nil {
+				c.err = err
+			}
+			continue
+		}
+		layers = append(layers, l)
+	}
+	return layers
+}
+
+// takeCheckpoint is the receiving end of addCheckpoint.
+func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error) {
+	cp := &machine.Checkpoint{Shape: form.Shape, Memory: c.takeLayers(form.Memory), Pause: form.Pause}
+	for _, stack := range form.Disks {
+		cp.Disks = append(cp.Disks, c.takeLayers(stack))
+	}
+	state := c.take(form.State)
+	if c.err != nil || state == nil {
+		return cp, c.err
+	}
+	defer state.Close()
+	info, err := state.Stat()
+	if err != nil {
+		return cp, err
+	}
+	cp.State, err = snapshot.ReadState(state, info.Size())
+	return cp, err
+}
+
+// close closes what was not claimed.
+func (c *claims) close() { closeAll(c.files) }

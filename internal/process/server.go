@@ -1,0 +1,304 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/forkvm/forkvm/devices/platform"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// LaunchDescriptor is the number of the launch socket in a VM process.
+const LaunchDescriptor = 3
+
+// Serve is the life of a VM process: it takes the start message from the launch
+// socket, runs the VM and answers at the control socket until the VM has ended.
+// It returns what ended it, nil when that was the guest or a kill.
+func Serve(ctx context.Context, launch *os.File) error {
+	c, err := fileConn(launch)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var req request
+	files, err := c.receive(&req)
+	if err != nil {
+		return fmt.Errorf("receive start message: %w", err)
+	}
+	if req.Op != opStart || req.Start == nil {
+		closeAll(files)
+		return fmt.Errorf("first message is %q, not %q", req.Op, opStart)
+	}
+	begun := time.Now()
+	s, err := newServer(ctx, req.Start, files)
+	if err != nil {
+		return errors.Join(err, c.send(response{Error: failure.As(failure.Internal, err)}, nil))
+	}
+	defer s.close()
+	if err := s.bringUp(ctx, c, req.Start); err != nil {
+		return errors.Join(err, c.send(response{Error: s.explain(err)}, nil))
+	}
+	// A launcher that is gone by now will never tell anybody of this VM.
+	if err := c.send(response{Started: &Started{Ready: time.Since(begun)}}, nil); err != nil {
+		return err
+	}
+	c.Close()
+	return s.serve(ctx)
+}
+
+// server is a running VM process.
+type server struct {
+	machine   *machine.Machine
+	directory directory
+	console   *os.File
+	control   *net.UnixListener
+
+	paused    atomic.Bool
+	diskError atomic.Pointer[string] // set from device workers, so no lock
+
+	mu       sync.Mutex
+	conns    map[*conn]struct{} // nil once the server closes
+	handlers sync.WaitGroup
+}
+
+// newServer builds the machine from the start message. It takes over files.
+func newServer(ctx context.Context, form *startForm, files []*os.File) (*server, error) {
+	claimed := claims{files: files}
+	defer claimed.close()
+	s := &server{conns: map[*conn]struct{}{}}
+	config, err := s.configure(form, &claimed)
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	s.machine, err = machine.New(config)
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *server) configure(form *startForm, files *claims) (c machine.Config, err error) {
+	c.OnDiskError = s.noteDiskError
+	if c.Generation, err = form.Identity.GenerationID(); err != nil {
+		return c, err
+	}
+	checkpoint, err := files.takeCheckpoint(form.Checkpoint)
+	checkpoint.Configure(&c)
+	if k := files.take(form.Kernel); k != nil {
+		c.Kernel = &machine.Kernel{Image: k, Initrd: files.take(form.Initrd)}
+	}
+	for _, top := range form.Tops {
+		c.Tops = append(c.Tops, files.take(top))
+	}
+	device := files.take(form.KVM)
+	s.directory.file, s.console = files.take(form.Directory), files.take(form.Console)
+	c.Vsock.Connect = s.directory.connect
+	control, vsock := files.take(form.Control), files.take(form.Vsock)
+	defer closeAll([]*os.File{control, vsock})
+	err = errors.Join(err, files.err)
+	if err == nil && slices.Contains([]*os.File{device, control, vsock, s.directory.file, s.console}, nil) {
+		err = errors.New("start message lacks a descriptor")
+	}
+	if err == nil {
+		c.Console, err = platform.NewLogFile(s.console, ConsoleLimit)
+	}
+	if err == nil {
+		s.control, err = fileListener(control)
+	}
+	if err == nil {
+		c.Vsock.Listener, err = fileListener(vsock)
+	}
+	if err == nil {
+		c.KVM, err = kvm.OpenFile(device)
+	}
+	if err != nil {
+		// What the machine would have taken over is still ours.
+		c.Close()
+		closeAll([]*os.File{device})
+	}
+	return c, err
+}
+
+// bringUp starts the guest and waits until it is ready and renewed. When the
+// launcher dies meanwhile, the VM is given up: nobody knows of it.
+func (s *server) bringUp(ctx context.Context, launcher *conn, form *startForm) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, form.ReadyTimeout, failure.New(failure.GuestNotReady,
+		"guest agent did not answer within %v", form.ReadyTimeout))
+	defer cancel()
+	gone, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		var nothing request
+		if _, err := launcher.receive(&nothing); err != nil {
+			stop(failure.New(failure.Cancelled, "the program that started this vm is gone"))
+		}
+	}()
+	return s.machine.Bring(gone, form.Identity)
+}
+
+// explain turns an error of a start into what the launcher is told. A guest that
+// ended says more than a guest agent that did not answer.
+func (s *server) explain(err error) *failure.Error {
+	if exit := s.machine.Exit(); exit != nil {
+		return failure.New(failure.GuestEnded, "%w", exit)
+	}
+	return failure.As(failure.Internal, err)
+}
+
+// serve answers at the control socket until the guest's life is over.
+func (s *server) serve(ctx context.Context) error {
+	go s.accept()
+	select {
+	case <-s.machine.Done():
+	case <-ctx.Done():
+		s.machine.End(vmm.ReasonKilled, "the VM process was told to end")
+	}
+	exit := s.machine.Exit()
+	err := s.directory.writeExit(exit)
+	s.close()
+	return err
+}
+
+func (s *server) accept() {
+	for {
+		socket, err := s.control.AcceptUnix()
+		if err != nil {
+			return // closed
+		}
+		c := newConn(socket)
+		s.mu.Lock()
+		if s.conns == nil {
+			s.mu.Unlock()
+			c.Close()
+			return
+		}
+		s.conns[c] = struct{}{}
+		s.handlers.Add(1)
+		s.mu.Unlock()
+		go s.converse(c)
+	}
+}
+
+// converse answers one caller's requests in their order.
+func (s *server) converse(c *conn) {
+	defer s.handlers.Done()
+	defer func() {
+		s.mu.Lock()
+		delete(s.conns, c)
+		s.mu.Unlock()
+		c.Close()
+	}()
+	for {
+		var req request
+		files, err := c.receive(&req)
+		if err != nil {
+			return
+		}
+		if err := s.answer(c, &req, &claims{files: files}); err != nil {
+			return
+		}
+	}
+}
+
+func (s *server) answer(c *conn, req *request, files *claims) error {
+	defer files.close()
+	switch req.Op {
+	case opStatus:
+		return c.send(response{Status: s.status()}, nil)
+	case opPause:
+		return c.send(response{Error: s.setPaused(true)}, nil)
+	case opResume:
+		return c.send(response{Error: s.setPaused(false)}, nil)
+	case opKill:
+		s.machine.End(vmm.ReasonKilled, "")
+		return c.send(response{}, nil)
+	case opCheckpoint:
+		return s.checkpoint(c, req, files)
+	}
+	return c.send(response{Error: failure.New(failure.InvalidArgument, "unknown operation %q", req.Op)}, nil)
+}
+
+func (s *server) status() *Status {
+	st := &Status{State: Running}
+	if s.paused.Load() {
+		st.State = Paused
+	}
+	if e := s.diskError.Load(); e != nil {
+		st.DiskError = *e
+	}
+	if st.Exit = s.machine.Exit(); st.Exit != nil {
+		st.State = Ended
+	}
+	return st
+}
+
+func (s *server) setPaused(paused bool) *failure.Error {
+	change := s.machine.Resume
+	if paused {
+		change = s.machine.Pause
+	}
+	if err := change(); err != nil {
+		return s.explain(err)
+	}
+	s.paused.Store(paused)
+	return nil
+}
+
+func (s *server) checkpoint(c *conn, req *request, files *claims) error {
+	var tops []*os.File
+	for _, index := range req.Tops {
+		tops = append(tops, files.take(index))
+	}
+	if files.err != nil {
+		closeAll(tops)
+		return c.send(response{Error: failure.As(failure.InvalidArgument, files.err)}, nil)
+	}
+	checkpoint, err := s.machine.Checkpoint(tops)
+	if err != nil {
+		return c.send(response{Error: s.explain(err)}, nil)
+	}
+	defer checkpoint.Close()
+	var t table
+	form, state, err := t.addCheckpoint(checkpoint)
+	if err != nil {
+		return c.send(response{Error: failure.As(failure.Internal, err)}, nil)
+	}
+	defer state.Close()
+	return c.send(response{Checkpoint: &form}, t.files)
+}
+
+func (s *server) noteDiskError(disk string, err error) {
+	text := fmt.Sprintf("disk %s: %v", disk, err)
+	s.diskError.Store(&text)
+}
+
+// close ends the machine and every conversation, and waits for both.
+func (s *server) close() {
+	if s.control != nil {
+		s.control.Close()
+	}
+	s.mu.Lock()
+	conns := s.conns
+	s.conns = nil
+	for c := range conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.handlers.Wait()
+	if s.machine != nil {
+		s.machine.Close()
+	}
+	closeAll([]*os.File{s.console, s.directory.file})
+}

@@ -1,0 +1,231 @@
+package forkvm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/store"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// DefaultMemoryBytes is the RAM of a machine whose Config names none.
+const DefaultMemoryBytes = 512 << 20
+
+// Config says what a machine is like. The zero value is one vCPU with
+// DefaultMemoryBytes of RAM.
+type Config struct {
+	// Name is the guest's hostname, "forkvm" if empty.
+	Name string
+	// CPUs is the number of vCPUs, 1 to 32; 0 means 1. Restore and Fork ignore
+	// it: a clone has its parent's.
+	CPUs int
+	// MemoryBytes is the size of RAM, a multiple of 2 MiB; 0 means
+	// DefaultMemoryBytes. Restore and Fork ignore it.
+	MemoryBytes uint64
+	// FrozenTime lets a clone's wall clock go on from the snapshot instead of
+	// showing the host's time, for runs that can be repeated.
+	FrozenTime bool
+	// TempDir is where what the guest writes to its disks is kept, in files
+	// without a name, until Close; os.TempDir() if empty.
+	TempDir string
+	// Console gets what the guest writes to its serial console, from one
+	// goroutine. Output is dropped while a slow writer has not taken the last.
+	Console io.Writer
+	// Vsock, if set, is a listening Unix socket at which other programs reach
+	// ports of the guest: they send "CONNECT <port>\n" and read "OK <port>\n".
+	// The machine closes it.
+	Vsock net.Listener
+	// Connect, if set, opens the host's end when a program in the guest
+	// connects to a vsock port of the host (CID 2).
+	Connect func(ctx context.Context, port uint32) (net.Conn, error)
+}
+
+// VM is a running machine. Its methods may be called from any goroutine.
+type VM struct {
+	machine *machine.Machine
+	tempDir string
+}
+
+// Boot starts a machine from an image and returns when its guest agent answers.
+// When ctx ends before, the machine is gone.
+func Boot(ctx context.Context, img *image.Image, c Config) (*VM, error) {
+	checkpoint, kernel, err := machine.FromImage(img, filepath.Base(img.Dir()), machine.Size{
+		CPUs:        max(c.CPUs, 1),
+		MemoryBytes: orDefault(c.MemoryBytes),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", img.Dir(), err)
+	}
+	vm, err := start(ctx, checkpoint, kernel, c)
+	if err != nil {
+		return nil, fmt.Errorf("boot %s: %w", img.Dir(), err)
+	}
+	return vm, nil
+}
+
+func orDefault(memory uint64) uint64 {
+	if memory == 0 {
+		return DefaultMemoryBytes
+	}
+	return memory
+}
+
+// Restore starts a new machine from a snapshot and returns when its guest agent
+// has confirmed the new identity.
+func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, error) {
+	checkpoint, _, err := machine.FromStore(ctx, st, name, false)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := start(ctx, checkpoint, nil, c)
+	if err != nil {
+		return nil, fmt.Errorf("restore %s: %w", name, err)
+	}
+	return vm, nil
+}
+
+// Fork makes one new machine for each configuration, from one short pause of
+// this one, which goes on. Either all start or none is left.
+func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
+	checkpoint, err := vm.checkpoint()
+	if err != nil {
+		return nil, fmt.Errorf("fork: %w", err)
+	}
+	defer checkpoint.Close()
+	var children []*VM
+	for _, c := range configs {
+		child, err := startClone(ctx, checkpoint, c)
+		if err != nil {
+			for _, child := range children {
+				err = errors.Join(err, child.Close())
+			}
+			return nil, fmt.Errorf("fork %s: %w", c.Name, err)
+		}
+		children = append(children, child)
+	}
+	return children, nil
+}
+
+func startClone(ctx context.Context, checkpoint *machine.Checkpoint, c Config) (*VM, error) {
+	clone, err := checkpoint.Clone()
+	if err != nil {
+		return nil, err
+	}
+	return start(ctx, clone, nil, c)
+}
+
+// start makes a machine of a checkpoint, which it takes over.
+func start(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.Kernel, c Config) (*VM, error) {
+	config := machine.Config{
+		Kernel:  kernel,
+		Console: c.Console,
+		Vsock:   machine.Vsock{Listener: c.Vsock, Connect: c.Connect},
+	}
+	checkpoint.Configure(&config)
+	vm := &VM{tempDir: c.TempDir}
+	if vm.tempDir == "" {
+		vm.tempDir = os.TempDir()
+	}
+	id := machine.NewIdentity(c.hostname(), c.time())
+	err := vm.create(&config, id)
+	if err != nil {
+		return nil, errors.Join(err, config.Close())
+	}
+	if err := vm.machine.Bring(ctx, id); err != nil {
+		return nil, errors.Join(err, vm.Close())
+	}
+	return vm, nil
+}
+
+func (vm *VM) create(config *machine.Config, id machine.Identity) (err error) {
+	if config.Generation, err = id.GenerationID(); err != nil {
+		return err
+	}
+	if config.Tops, err = machine.NewTops(config.Shape, vm.tempDir); err != nil {
+		return err
+	}
+	system, err := kvm.Open()
+	if err != nil {
+		return err
+	}
+	// The machine's own descriptors are enough for it.
+	defer system.Close()
+	config.KVM = system
+	vm.machine, err = machine.New(*config)
+	*config = machine.Config{}
+	return err
+}
+
+func (c *Config) hostname() string {
+	if c.Name == "" {
+		return "forkvm"
+	}
+	return c.Name
+}
+
+func (c *Config) time() machine.Time {
+	if c.FrozenTime {
+		return machine.TimeFrozen
+	}
+	return machine.TimeHost
+}
+
+func (vm *VM) checkpoint() (*machine.Checkpoint, error) {
+	tops, err := machine.NewTops(vm.machine.Shape(), vm.tempDir)
+	if err != nil {
+		return nil, err
+	}
+	return vm.machine.Checkpoint(tops)
+}
+
+// Snapshot freezes the machine into a store under a name, and returns what was
+// stored. The machine stands still for the freeze only, not while layers are
+// written. A machine that was paused stays so.
+func (vm *VM) Snapshot(ctx context.Context, st *store.Store, name string) (*snapshot.Manifest, error) {
+	checkpoint, err := vm.checkpoint()
+	if err != nil {
+		return nil, fmt.Errorf("snapshot %s: %w", name, err)
+	}
+	defer checkpoint.Close()
+	return checkpoint.Store(ctx, st, machine.Label{Name: name})
+}
+
+// Agent returns a client of the guest agent, with which commands are run and
+// files are copied.
+func (vm *VM) Agent() *client.Client { return vm.machine.Agent() }
+
+// Dial connects to a vsock port on which a program in the guest listens.
+func (vm *VM) Dial(ctx context.Context, port uint32) (net.Conn, error) {
+	return vm.machine.Dial(ctx, port)
+}
+
+// Pause stops the guest until Resume. Pausing a paused machine does nothing.
+func (vm *VM) Pause() error { return vm.machine.Pause() }
+
+// Resume lets a paused guest go on.
+func (vm *VM) Resume() error { return vm.machine.Resume() }
+
+// Done is closed when the guest's life is over.
+func (vm *VM) Done() <-chan struct{} { return vm.machine.Done() }
+
+// Exit returns why the guest's life is over, nil before Done.
+func (vm *VM) Exit() *vmm.Exit { return vm.machine.Exit() }
+
+// Close ends the guest and returns when every thread, mapping and descriptor of
+// the machine is gone. It is idempotent.
+func (vm *VM) Close() error {
+	if vm.machine == nil {
+		return nil
+	}
+	return vm.machine.Close()
+}
