@@ -12,7 +12,7 @@ type MissingError struct{ Program string }
 var debianPackages = map[string]string{
 	emulator: "qemu-system-x86", "busybox": "busybox-static", "mke2fs": "e2fsprogs", "e2fsck": "e2fsprogs",
 	"debugfs": "e2fsprogs", "dumpe2fs": "e2fsprogs", "tune2fs": "e2fsprogs", "resize2fs": "e2fsprogs",
-	"xz": "xz-utils", "zstd": "zstd", "gzip": "gzip", "apt-get": "apt", "apt-cache": "apt", "dpkg-deb": "dpkg",
+	"apt-get": "apt", "apt-cache": "apt",
 }
 
 func (e *MissingError) Error() string {

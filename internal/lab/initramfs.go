@@ -11,7 +11,7 @@ import (
 )
 
 // initramfsFormat changes whenever this file makes something else of the same inputs.
-const initramfsFormat = "2"
+const initramfsFormat = "3"
 
 // etcFiles are the files below /etc without which ordinary programs misbehave.
 var etcFiles = map[string]string{
@@ -25,8 +25,8 @@ var etcFiles = map[string]string{
 	"profile":       "PS1='lab:\\w# '\n",
 }
 
-// initramfs returns the archive that the machine boots into: first program, busybox, modules and programs of this machine.
-func initramfs(ctx context.Context, c cache, k kernel, tools []string) (string, error) {
+// makeInitramfs returns the archive that the machine boots into: first program, busybox, modules and programs of this machine.
+func makeInitramfs(ctx context.Context, c cache, k kernelFiles, tools []string) (string, error) {
 	first, err := buildInit(ctx, c)
 	if err != nil {
 		return "", err
@@ -37,16 +37,16 @@ func initramfs(ctx context.Context, c cache, k kernel, tools []string) (string, 
 		return "", err
 	}
 	return c.get("initramfs-"+key, func(path string) error {
-		t, err := initramfsTree(ctx, first, k, programs)
+		t, err := initramfsTree(ctx, k, programs)
 		if err != nil {
 			return err
 		}
-		return writeInitramfs(path, t)
+		return writeInitramfs(path, t, first)
 	})
 }
 
-func initramfsKey(first []byte, k kernel, programs []string) (string, error) {
-	parts := []string{initramfsFormat, string(first), k.version, strings.Join(loadedModules, " "), strings.Join(offeredModules, " ")}
+func initramfsKey(first []byte, k kernelFiles, programs []string) (string, error) {
+	parts := []string{initramfsFormat, string(first), k.key, strings.Join(loadedModules, " "), strings.Join(offeredModules, " ")}
 	for _, path := range append([]string{"busybox"}, programs...) {
 		path, err := findProgram(path)
 		if err != nil {
@@ -58,20 +58,14 @@ func initramfsKey(first []byte, k kernel, programs []string) (string, error) {
 		}
 		parts = append(parts, key)
 	}
-	key, err := statKey(k.modules)
-	return keyOf(append(parts, key)...), err
+	return keyOf(parts...), nil
 }
 
-func initramfsTree(ctx context.Context, first []byte, k kernel, programs []string) (tree, error) {
+func initramfsTree(ctx context.Context, k kernelFiles, programs []string) (tree, error) {
 	t := make(tree)
 	for _, dir := range []string{"bin", "sbin", "lib", "lib64"} {
 		t.link("/"+dir, "usr/"+dir)
 	}
-	for _, dir := range []string{"proc", "sys", "dev", "run", "root", "home/dev", "etc", "var/lib", "usr/sbin", "usr/lib64", "usr/local/bin", "in"} {
-		t.dir("/"+dir, 0o755)
-	}
-	t.dir("/tmp", 0o777|0o1000)
-	t.file("/init", 0o755, first)
 	for name, text := range etcFiles {
 		t.file("/etc/"+name, 0o644, []byte(text))
 	}
@@ -89,11 +83,15 @@ func initramfsTree(ctx context.Context, first []byte, k kernel, programs []strin
 	for name, target := range programAliases {
 		t.link("/usr/bin/"+name, target)
 	}
-	modules, err := readModules(k.modules, append(append([]string{}, loadedModules...), offeredModules...))
+	opened, err := k.open()
 	if err != nil {
 		return nil, err
 	}
-	t.addModules(k.version, modules)
+	modules, err := readModules(opened)
+	if err != nil {
+		return nil, err
+	}
+	t.addModules(opened.Release, modules)
 	return t, nil
 }
 
@@ -127,7 +125,7 @@ func (t tree) addBusybox(ctx context.Context) error {
 	return nil
 }
 
-func writeInitramfs(path string, t tree) (err error) {
+func writeInitramfs(path string, t tree, first []byte) (err error) {
 	file, err := os.Create(path)
 	if err != nil {
 		return err
@@ -137,9 +135,8 @@ func writeInitramfs(path string, t tree) (err error) {
 			err = e
 		}
 	}()
-	// Not compressed: the emulated processor would spend longer on that than QEMU on reading it.
 	w := bufio.NewWriterSize(file, 1<<20)
-	if err := t.writeTo(w); err != nil {
+	if err := t.writeTo(w, first); err != nil {
 		return err
 	}
 	return w.Flush()

@@ -3,26 +3,19 @@ package lab
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strings"
+	"sync"
+
+	"github.com/forkvm/forkvm/guest/kernel"
 )
 
 // kernelPackage is the package that stands for Debian's current cloud kernel of the 6.12 series.
 const kernelPackage = "linux-image-6.12-cloud-amd64"
-
-// kernel is an unpacked kernel package.
-type kernel struct {
-	version string
-	image   string // what QEMU boots
-	modules string // lib/modules/VERSION
-}
 
 // FetchKernel returns a Debian kernel package (.deb) from the cache, which it fills through apt-get when empty.
 func FetchKernel(ctx context.Context, cacheDir string) (string, error) {
@@ -75,109 +68,45 @@ func tryDownloadKernel(ctx context.Context, dir string) error {
 	return err
 }
 
-// openKernel finds the kernel to boot: an unpacked package's directory, a package file, or, for "", the cached or
-// fetched Debian kernel.
-func openKernel(ctx context.Context, c cache, path string) (kernel, error) {
+// kernelFiles is where a kernel to boot comes from, and what is made of it, which is cached: the kernel itself is read
+// only when something of that is missing.
+type kernelFiles struct {
+	cache cache
+	path  string // Debian package, or a directory with one unpacked
+	key   string
+	open  func() (*kernel.Kernel, error) // opens it once
+}
+
+// findKernel takes the package file or unpacked package at path, or, for "", the cached or fetched Debian kernel.
+func findKernel(ctx context.Context, c cache, path string) (kernelFiles, error) {
 	if path == "" {
 		var err error
 		if path, err = FetchKernel(ctx, c.dir); err != nil {
-			return kernel{}, err
+			return kernelFiles{}, err
 		}
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return kernel{}, fmt.Errorf("open kernel: %w", err)
 	}
 	key, err := statKey(path)
 	if err != nil {
-		return kernel{}, err
+		return kernelFiles{}, fmt.Errorf("open kernel: %w", err)
 	}
-	dir := path
-	if !info.IsDir() {
-		dir, err = c.get("kernel-"+key, func(to string) error {
-			_, err := output(ctx, "", "dpkg-deb", "-x", path, to)
-			return err
-		})
+	unpacked := filepath.Join(c.dir, "kernels")
+	return kernelFiles{c, path, key, sync.OnceValues(func() (*kernel.Kernel, error) {
+		k, err := kernel.OpenCached(path, unpacked)
+		_ = touch(unpacked) // without it, it is unpacked again when it has become old
+		return k, err
+	})}, nil
+}
+
+// image returns the path of the kernel as an ELF file: to unpack it under emulation would take longer than the rest of
+// its boot.
+func (k kernelFiles) image() (string, error) {
+	return k.cache.get("vmlinux-"+k.key, func(to string) error {
+		opened, err := k.open()
 		if err != nil {
-			return kernel{}, err
+			return err
 		}
-	}
-	k, err := kernelIn(dir)
-	if err != nil {
-		return kernel{}, err
-	}
-	// Unpacking the kernel under emulation would take longer than the rest of its boot.
-	unpacked, err := c.get("vmlinux-"+key, func(to string) error { return unpackKernel(ctx, k.image, to) })
-	if err == nil {
-		k.image = unpacked
-	} else if !errors.Is(err, errors.ErrUnsupported) {
-		return kernel{}, err
-	}
-	return k, nil
-}
-
-// kernelIn finds image and modules in an unpacked package.
-func kernelIn(dir string) (kernel, error) {
-	images, _ := filepath.Glob(filepath.Join(dir, "boot", "vmlinuz-*"))
-	if len(images) != 1 {
-		return kernel{}, fmt.Errorf("open kernel %s: %d files boot/vmlinuz-*, want 1", dir, len(images))
-	}
-	version := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
-	for _, base := range []string{"lib", "usr/lib"} {
-		modules := filepath.Join(dir, base, "modules", version)
-		if _, err := os.Stat(modules); err == nil {
-			return kernel{version, images[0], modules}, nil
-		}
-	}
-	return kernel{}, fmt.Errorf("open kernel %s: no modules of version %s: %w", dir, version, fs.ErrNotExist)
-}
-
-// unpackKernel takes the ELF kernel out of a zstd-compressed bzImage (the kernel's Documentation/arch/x86/boot.rst). Any
-// other image is errors.ErrUnsupported, and is booted as it is.
-func unpackKernel(ctx context.Context, image, to string) error {
-	data, err := os.ReadFile(image)
-	if err != nil {
-		return err
-	}
-	payload := bzImagePayload(data)
-	if !bytes.HasPrefix(payload, []byte{0x28, 0xb5, 0x2f, 0xfd}) {
-		return fmt.Errorf("unpack kernel %s: %w", image, errors.ErrUnsupported)
-	}
-	program, err := findProgram("zstd")
-	if err != nil {
-		return err
-	}
-	out, err := os.Create(to)
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, "-dc")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(payload), out, &stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("unpack kernel %s: %w %s", image, err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	return nil
-}
-
-// bzImagePayload is the compressed kernel of a bzImage, without the 4 bytes of its unpacked size at the end; nil for
-// anything else. The setup header's fields: setup_sects at 0x1f1, "HdrS" at 0x202, payload_offset at 0x248 and
-// payload_length at 0x24c, counted from the end of the setup sectors.
-func bzImagePayload(data []byte) []byte {
-	if len(data) < 0x250 || string(data[0x202:0x206]) != "HdrS" {
-		return nil
-	}
-	setup := uint64(data[0x1f1])
-	if setup == 0 {
-		setup = 4
-	}
-	start := (setup+1)*512 + uint64(binary.LittleEndian.Uint32(data[0x248:]))
-	end := start + uint64(binary.LittleEndian.Uint32(data[0x24c:]))
-	if start+4 > end || end > uint64(len(data)) {
-		return nil
-	}
-	return data[start : end-4]
+		return os.WriteFile(to, opened.Image, 0o644)
+	})
 }
 
 // output runs a program of this machine and returns what it printed. Its error has what it complained of.

@@ -52,11 +52,15 @@ func Start(ctx context.Context, config Config) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
-	k, err := openKernel(ctx, c, config.Kernel)
+	k, err := findKernel(ctx, c, config.Kernel)
 	if err != nil {
 		return nil, err
 	}
-	initrd, err := initramfs(ctx, c, k, config.Tools)
+	image, err := k.image()
+	if err != nil {
+		return nil, fmt.Errorf("unpack kernel: %w", err)
+	}
+	initrd, err := makeInitramfs(ctx, c, k, config.Tools)
 	if err != nil {
 		return nil, fmt.Errorf("make initramfs: %w", err)
 	}
@@ -67,7 +71,7 @@ func Start(ctx context.Context, config Config) (*Machine, error) {
 	m := &Machine{dir: dir, waiting: make(map[uint32]*session), gone: make(chan struct{}), console: &console{log: config.Log}}
 	disks, err := makeDisks(ctx, c, config, dir.path)
 	if err == nil {
-		err = m.boot(ctx, config, program, emulatorArgs(config, k.image, initrd, disks), disks)
+		err = m.boot(ctx, config, program, emulatorArgs(config, image, initrd, disks), disks)
 	}
 	if err != nil {
 		m.Close()

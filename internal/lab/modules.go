@@ -5,12 +5,10 @@ import (
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
-	"io/fs"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"sort"
+	"path"
 	"strings"
+
+	"github.com/forkvm/forkvm/guest/kernel"
 )
 
 // loadedModules are loaded before the first command runs.
@@ -25,102 +23,40 @@ var offeredModules = []string{
 	"squashfs", "erofs", "fuse", "dm-mod", "nbd", "virtio_mmio", "virtio-rng", "virtio_balloon", "ptp_kvm",
 }
 
-// module is one kernel module as the kernel package holds it.
+// module is one kernel module.
 type module struct {
-	name    string   // normalised: with underscores
-	path    string   // below lib/modules/VERSION, without compression suffix
-	file    string   // on this machine
-	depends []string // normalised
+	name    string   // with underscores, as the kernel has it
+	depends []string // names of modules
 	aliases []string
-	object  []byte // decompressed
+	object  []byte
 }
 
 // moduleName is the name by which the kernel knows a module: - and _ are the same in all that users write.
 func moduleName(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// findModules lists the modules below dir (lib/modules/VERSION) by name.
-func findModules(dir string) (map[string]string, error) {
-	files := make(map[string]string)
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if base, _, ok := strings.Cut(entry.Name(), ".ko"); ok && entry.Type().IsRegular() {
-			files[moduleName(base)] = path
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list modules of %s: %w", dir, err)
-	}
-	return files, nil
-}
-
-// readModules reads the wanted modules and all that they depend on, ordered so that a module comes after what it needs.
-// A module that is built into the kernel, or that this kernel does not have, is left out when it was only wanted: the
-// sets above serve several kernels.
-func readModules(dir string, wanted []string) ([]module, error) {
-	files, err := findModules(dir)
+// readModules reads all modules named above, each after those that it depends on. Of those that are only offered, a
+// kernel may lack some: the list serves several kernels.
+func readModules(k *kernel.Kernel) ([]module, error) {
+	list, _, err := k.Modules(drivers(loadedModules), drivers(offeredModules))
 	if err != nil {
 		return nil, err
 	}
-	read := make(map[string]module)
-	var load func(name string) error
-	load = func(name string) error {
-		if _, done := read[name]; done {
-			return nil
-		}
-		m, err := readModule(dir, files[name])
-		if err != nil {
-			return err
-		}
-		m.name = name
-		read[name] = m
-		for _, need := range m.depends {
-			if files[need] == "" {
-				return fmt.Errorf("read module %s: needs %s, which the package lacks", name, need)
-			}
-			if err := load(need); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for _, name := range wanted {
-		if name = moduleName(name); files[name] == "" {
-			continue
-		}
-		if err := load(name); err != nil {
-			return nil, err
+	modules := make([]module, len(list))
+	for i, m := range list {
+		modules[i] = module{name: m.Name, object: withoutSignature(m.Content)}
+		if modules[i].depends, modules[i].aliases, err = modinfo(m.Content); err != nil {
+			return nil, fmt.Errorf("read module %s: %w", m.Name, err)
 		}
 	}
-	return orderModules(read), nil
+	return modules, nil
 }
 
-// orderModules puts each module after those it depends on, and is otherwise alphabetical.
-func orderModules(set map[string]module) []module {
-	names := make([]string, 0, len(set))
-	for name := range set {
-		names = append(names, name)
+func drivers(names []string) []kernel.Driver {
+	list := make([]kernel.Driver, len(names))
+	for i, name := range names {
+		list[i] = kernel.Driver{Module: name}
 	}
-	sort.Strings(names)
-	var ordered []module
-	placed := make(map[string]bool)
-	var place func(name string)
-	place = func(name string) {
-		if placed[name] {
-			return
-		}
-		placed[name] = true // before its needs: a cycle, which the kernel would refuse, must not hang us
-		for _, need := range set[name].depends {
-			place(need)
-		}
-		ordered = append(ordered, set[name])
-	}
-	for _, name := range names {
-		place(name)
-	}
-	return ordered
+	return list
 }
 
 // needed returns the modules that must be loaded for the named ones, in order.
@@ -140,48 +76,6 @@ func needed(ordered []module, names []string) []module {
 		}
 	}
 	return picked
-}
-
-func readModule(dir, file string) (module, error) {
-	relative, err := filepath.Rel(dir, file)
-	if err != nil {
-		return module{}, err
-	}
-	base, suffix, _ := strings.Cut(relative, ".ko")
-	object, err := decompress(file, suffix)
-	if err != nil {
-		return module{}, err
-	}
-	object = withoutSignature(object)
-	m := module{path: base + ".ko", file: file, object: object}
-	if m.depends, m.aliases, err = modinfo(object); err != nil {
-		return module{}, fmt.Errorf("read module %s: %w", file, err)
-	}
-	return m, nil
-}
-
-func decompress(file, suffix string) ([]byte, error) {
-	var program string
-	switch suffix {
-	case "":
-		return os.ReadFile(file)
-	case ".xz":
-		program = "xz"
-	case ".zst":
-		program = "zstd"
-	case ".gz":
-		program = "gzip"
-	default:
-		return nil, fmt.Errorf("decompress %s: unknown suffix", file)
-	}
-	var stderr bytes.Buffer
-	cmd := exec.Command(program, "-dc", file)
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("decompress %s: %w %s", file, err, bytes.TrimSpace(stderr.Bytes()))
-	}
-	return out, nil
 }
 
 const signatureMark = "~Module signature appended~\n"
@@ -230,15 +124,17 @@ func modinfo(object []byte) (depends, aliases []string, err error) {
 }
 
 // addModules puts the modules and the index files that modprobe reads into t, and the list of those to load at once.
-func (t tree) addModules(version string, ordered []module) {
-	root := filepath.Join("/usr/lib/modules", version)
+func (t tree) addModules(release string, ordered []module) {
+	const subdirectory = "kernel"
+	root := path.Join("/usr/lib/modules", release)
+	file := func(m module) string { return path.Join(subdirectory, m.name+".ko") }
 	var dep, alias, load strings.Builder
 	for _, m := range ordered {
-		t.file(filepath.Join(root, m.path), 0o644, m.object)
-		fmt.Fprintf(&dep, "%s:", m.path)
+		t.file(path.Join(root, file(m)), 0o644, m.object)
+		fmt.Fprintf(&dep, "%s:", file(m))
 		all := needed(ordered, m.depends)
 		for i := len(all) - 1; i >= 0; i-- { // modprobe loads from the end
-			fmt.Fprintf(&dep, " %s", all[i].path)
+			fmt.Fprintf(&dep, " %s", file(all[i]))
 		}
 		dep.WriteByte('\n')
 		for _, name := range m.aliases {
@@ -246,9 +142,9 @@ func (t tree) addModules(version string, ordered []module) {
 		}
 	}
 	for _, m := range needed(ordered, loadedModules) {
-		fmt.Fprintln(&load, filepath.Join(root, m.path))
+		fmt.Fprintln(&load, path.Join(root, file(m)))
 	}
-	t.file(filepath.Join(root, "modules.dep"), 0o644, []byte(dep.String()))
-	t.file(filepath.Join(root, "modules.alias"), 0o644, []byte(alias.String()))
+	t.file(path.Join(root, "modules.dep"), 0o644, []byte(dep.String()))
+	t.file(path.Join(root, "modules.alias"), 0o644, []byte(alias.String()))
 	t.file("/usr/lib/modules/load", 0o644, []byte(load.String()))
 }

@@ -17,35 +17,18 @@ func names(modules []module) []string {
 	return list
 }
 
-// set makes modules of lines "name: needs".
-func set(lines ...string) map[string]module {
-	modules := make(map[string]module)
+// modulesOf makes modules of lines "name: needs".
+func modulesOf(lines ...string) []module {
+	var modules []module
 	for _, line := range lines {
 		name, needs, _ := strings.Cut(line, ":")
-		modules[name] = module{name: name, path: name + ".ko", depends: strings.Fields(needs)}
+		modules = append(modules, module{name: name, depends: strings.Fields(needs)})
 	}
 	return modules
 }
 
-func TestOrderModules(t *testing.T) {
-	for _, test := range []struct {
-		modules []string
-		want    string
-	}{
-		{[]string{"kvm_amd: kvm", "kvm: irqbypass", "irqbypass"}, "irqbypass kvm kvm_amd"},
-		{[]string{"a: c", "b: c", "c"}, "c a b"},
-		{[]string{"b", "a"}, "a b"},
-		{[]string{"a: b", "b: a"}, "b a"}, // a cycle ends
-		{nil, ""},
-	} {
-		if got := strings.Join(names(orderModules(set(test.modules...))), " "); got != test.want {
-			t.Errorf("%q ordered as %q, want %q", test.modules, got, test.want)
-		}
-	}
-}
-
 func TestNeeded(t *testing.T) {
-	ordered := orderModules(set("kvm_amd: kvm", "kvm: irqbypass", "irqbypass", "tun", "veth"))
+	ordered := modulesOf("irqbypass", "kvm: irqbypass", "kvm_amd: kvm", "tun", "veth")
 	for _, test := range []struct{ ask, want string }{
 		{"kvm-amd tun", "irqbypass kvm kvm_amd tun"},
 		{"veth", "veth"},
@@ -59,13 +42,13 @@ func TestNeeded(t *testing.T) {
 
 func TestModuleIndexFiles(t *testing.T) {
 	archive := make(tree)
-	archive.addModules("6.1", orderModules(set("kvm_amd: kvm", "kvm: irqbypass", "irqbypass")))
-	if got, want := string(archive["/usr/lib/modules/6.1/modules.dep"].data),
-		"irqbypass.ko:\nkvm.ko: irqbypass.ko\nkvm_amd.ko: kvm.ko irqbypass.ko\n"; got != want {
+	archive.addModules("6.1", modulesOf("irqbypass", "kvm: irqbypass", "kvm_amd: kvm"))
+	if got, want := string(archive["/usr/lib/modules/6.1/modules.dep"].Content),
+		"kernel/irqbypass.ko:\nkernel/kvm.ko: kernel/irqbypass.ko\nkernel/kvm_amd.ko: kernel/kvm.ko kernel/irqbypass.ko\n"; got != want {
 		t.Errorf("modules.dep is %q, want %q", got, want)
 	}
-	if got, want := string(archive["/usr/lib/modules/load"].data),
-		"/usr/lib/modules/6.1/irqbypass.ko\n/usr/lib/modules/6.1/kvm.ko\n/usr/lib/modules/6.1/kvm_amd.ko\n"; got != want {
+	if got, want := string(archive["/usr/lib/modules/load"].Content),
+		"/usr/lib/modules/6.1/kernel/irqbypass.ko\n/usr/lib/modules/6.1/kernel/kvm.ko\n/usr/lib/modules/6.1/kernel/kvm_amd.ko\n"; got != want {
 		t.Errorf("list of modules to load is %q, want %q", got, want)
 	}
 }

@@ -49,22 +49,3 @@ func TestConsoleKeepsTheLastLines(t *testing.T) {
 		t.Errorf("%d lines, the last of them %q; want %d, clean, with the unfinished one", n, lines[max(0, n-2):], consoleLines+1)
 	}
 }
-
-func TestBzImagePayload(t *testing.T) {
-	image := make([]byte, 4096)
-	image[0x1f1] = 1 // one setup sector after the first: the payload is counted from byte 1024
-	copy(image[0x202:], "HdrS")
-	image[0x248] = 16 // offset
-	image[0x24c] = 9  // length
-	copy(image[1024+16:], "kernelSIZE")
-	if got := string(bzImagePayload(image)); got != "kerne" {
-		t.Errorf("payload %q, want the bytes without the size at their end", got)
-	}
-	image[0x24d] = 0xff // longer than the file
-	if got := bzImagePayload(image); got != nil {
-		t.Errorf("payload of %d bytes beyond the file's end", len(got))
-	}
-	if got := bzImagePayload([]byte("no kernel")); got != nil {
-		t.Errorf("payload %q of no kernel", got)
-	}
-}

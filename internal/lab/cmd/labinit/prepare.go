@@ -11,6 +11,11 @@ import (
 
 // prepare brings the machine to the state that every command finds: kernel file systems, modules, loopback network.
 func prepare() error {
+	for _, dir := range []string{"/root", "/home/dev", "/in", "/out", "/var/lib", "/usr/local/bin"} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
 	for _, m := range []struct{ source, target, kind, data string }{
 		{"proc", "/proc", "proc", ""},
 		{"sysfs", "/sys", "sysfs", ""},
