@@ -78,7 +78,9 @@ func (v *vcpu) exit(reason Reason, detail string) *Exit {
 }
 
 // dump returns the registers as text, in the order and with the names of a Linux
-// oops, or why they cannot be had.
+// oops, or why they cannot be had. After a triple fault on an AMD processor they
+// are those of a reset: the architecture leaves nothing to read, and KVM puts the
+// vCPU into a defined state.
 func (v *vcpu) dump() string {
 	r, err := v.fd.Regs()
 	if err != nil {

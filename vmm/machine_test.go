@@ -164,7 +164,8 @@ func TestTripleFaultIsReported(t *testing.T) {
 	if e.Reason != ReasonTripleFault || e.VCPU != 0 || len(e.Console) != 1 || e.Console[0] != "last words" {
 		t.Errorf("exit %+v", e)
 	}
-	if !strings.Contains(e.Registers, "RIP: 0008:") || !strings.Contains(e.Registers, "CR0:") {
+	// Which values: on AMD processors KVM has reset the vCPU by now.
+	if !strings.Contains(e.Registers, "RIP: ") || !strings.Contains(e.Registers, "CR0: ") {
 		t.Errorf("registers %q", e.Registers)
 	}
 }

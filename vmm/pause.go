@@ -62,6 +62,13 @@ func (m *Machine) resumeFrom(index int) error {
 		}
 	}
 	for _, v := range m.vcpus {
+		// Tells a guest that uses kvmclock that it was stopped, so that its
+		// watchdogs do not take the pause for a hang. A guest without it is no
+		// error.
+		if _, err := v.fd.KVMClockCtrl(); err != nil {
+			m.End(ReasonHostError, err.Error())
+			return err
+		}
 		v.ask(vcpuRunning)
 	}
 	return nil
