@@ -57,6 +57,9 @@ func Open(c Config) (*Node, error) {
 	return n, nil
 }
 
+// Close gives the node's descriptors back. VMs go on.
+func (n *Node) Close() error { return n.store.Close() }
+
 func (n *Node) vmsDir() string   { return filepath.Join(n.config.RunDir, "vms") }
 func (n *Node) namesDir() string { return filepath.Join(n.config.RunDir, "names") }
 func (n *Node) tmpDir() string   { return filepath.Join(n.config.DataDir, "tmp") }
