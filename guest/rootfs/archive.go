@@ -103,7 +103,7 @@ func (b *builder) addHeader(h *tar.Header, content io.Reader) error {
 			return &EntryError{Name: h.Name, Cause: fmt.Errorf("owner or device number %d is not possible", number)}
 		}
 	}
-	e.kind, e.content = kind, content
+	e.kind, e.content = kind, contextReader{b.ctx, content} // the holes of a sparse file do not come from the source, which is watched too
 	e.attributes = ext4.Attributes{Mode: uint16(h.Mode & 0o7777), UID: uint32(h.Uid), GID: uint32(h.Gid), ModTime: h.ModTime}
 	for key, value := range h.PAXRecords {
 		if name, found := strings.CutPrefix(key, xattrRecord); found {
