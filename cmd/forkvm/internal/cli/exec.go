@@ -1,0 +1,320 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/node"
+)
+
+// defaultOutputLimit is how much of each stream a JSON result holds, in bytes.
+const defaultOutputLimit = 8 << 20
+
+// commandFlags say how a command runs in a guest.
+type commandFlags struct {
+	interactive bool
+	terminal    bool
+	env         []string
+	dir         string
+	user        string
+	timeout     time.Duration
+	limit       output.Bytes
+}
+
+func (c *commandFlags) add(f *pflag.FlagSet) {
+	c.limit = defaultOutputLimit
+	f.BoolVarP(&c.interactive, "interactive", "i", false, "connect standard input")
+	f.BoolVarP(&c.terminal, "tty", "t", false, "give the command a terminal (not possible yet)")
+	f.StringArrayVarP(&c.env, "env", "e", nil, "set NAME=VALUE, or NAME from this environment")
+	f.StringVarP(&c.dir, "workdir", "w", "", "working directory")
+	f.StringVarP(&c.user, "user", "u", "", "user: name or number, with :group if wanted")
+	f.DurationVar(&c.timeout, "timeout", 0, "kill the command and its descendants after this time; the exit code is 124 then")
+	f.Var(&c.limit, "output-limit", "with -o json: how much of each stream is kept")
+}
+
+// check finds flags that cannot be followed, before anything is started.
+func (c *commandFlags) check() error {
+	if c.terminal {
+		return usagef("-t: a terminal cannot be given to a command yet; -i alone connects standard input")
+	}
+	if c.timeout < 0 {
+		return usagef("--timeout %v is negative", c.timeout)
+	}
+	return nil
+}
+
+// command is the client's form of a command line.
+func (a *app) command(c *commandFlags, argv []string) client.Command {
+	cmd := client.Command{Args: argv, Dir: c.dir, User: c.user, Timeout: c.timeout}
+	for _, e := range c.env {
+		if !strings.Contains(e, "=") {
+			value := a.User.Getenv(e)
+			if value == "" {
+				continue
+			}
+			e += "=" + value
+		}
+		cmd.Env = append(cmd.Env, e)
+	}
+	if c.interactive {
+		cmd.Stdin = a.Stdin
+	}
+	return cmd
+}
+
+// splitCommand parses flags that stand behind the first argument, so that they
+// may be before or behind it, and returns that argument and the command: no
+// command's name begins with a dash.
+func splitCommand(f *pflag.FlagSet, args []string) (target string, argv []string, err error) {
+	if len(args) == 0 {
+		return "", nil, nil
+	}
+	target, rest := args[0], args[1:]
+	if len(rest) > 0 && rest[0] != "--" && strings.HasPrefix(rest[0], "-") && rest[0] != "-" {
+		if err := f.Parse(rest); err != nil {
+			return "", nil, &usageError{err}
+		}
+		if f.ArgsLenAtDash() == 0 {
+			return target, f.Args(), nil
+		}
+		rest = f.Args()
+	}
+	if len(rest) > 0 && rest[0] == "--" {
+		rest = rest[1:]
+	}
+	return target, rest, nil
+}
+
+func (a *app) execVerb() *cobra.Command {
+	var flags commandFlags
+	var detach bool
+	cmd := &cobra.Command{
+		Use:         "exec [flags] VM [--] COMMAND [ARG...]",
+		Short:       "Run a command in a VM",
+		Example:     "  forkvm exec vm-1 -- make test\n  forkvm exec -o json --timeout 60s vm-1 -- ./run",
+		Annotations: map[string]string{passesExitCode: "yes"},
+		Args:        cobra.ArbitraryArgs,
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	flags.add(f)
+	f.BoolVarP(&detach, "detach", "d", false, "leave the command running (not possible yet)")
+	cmd.RunE = a.onCommand(cmd, func(ctx context.Context, n Node, target string, argv []string) error {
+		if detach {
+			return usagef("-d: a command cannot be left running yet")
+		}
+		if err := flags.check(); err != nil {
+			return err
+		}
+		if len(argv) == 0 {
+			return usagef("a COMMAND is needed")
+		}
+		vm, err := findRunning(ctx, n, target)
+		if err != nil {
+			return err
+		}
+		return a.exec(ctx, vm, a.command(&flags, argv), &flags)
+	})
+	return a.withOutput(cmd)
+}
+
+// onCommand is onNode for verbs that end in a command line for the guest.
+func (a *app) onCommand(cmd *cobra.Command, do func(ctx context.Context, n Node, target string, argv []string) error) func(*cobra.Command, []string) error {
+	return a.body(func(ctx context.Context, args []string) error {
+		target, argv, err := splitCommand(cmd.Flags(), args)
+		if err != nil {
+			if errors.Is(err, pflag.ErrHelp) {
+				return cmd.Help()
+			}
+			return a.commandFailed(nil, err)
+		}
+		if help, _ := cmd.Flags().GetBool("help"); help {
+			return cmd.Help()
+		}
+		if target == "" {
+			return a.commandFailed(nil, usagef("%s needs an argument", cmd.Name()))
+		}
+		n, err := a.open()
+		if err == nil {
+			err = do(ctx, n, target, argv)
+		}
+		return a.commandFailed(nil, err)
+	})
+}
+
+// findRunning finds a VM in which commands can run.
+func findRunning(ctx context.Context, n Node, ref string) (VM, error) {
+	vm, err := n.Find(ref)
+	if err != nil {
+		return nil, err
+	}
+	st, err := vm.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	switch st.State {
+	case node.Running:
+		return vm, nil
+	case node.Paused:
+		return nil, failure.New(failure.VMNotRunning, "vm %s is paused; resume it first", vm.Record().Name)
+	}
+	return nil, failure.New(failure.VMNotRunning, "vm %s is %s", vm.Record().Name, viewOf(vm, st).condition())
+}
+
+// exec runs a command and ends with its exit code.
+func (a *app) exec(ctx context.Context, vm VM, c client.Command, flags *commandFlags) error {
+	if a.format.Machine() {
+		return a.execCaptured(ctx, vm, c, int64(flags.limit))
+	}
+	c.Stdout, c.Stderr = a.Stdout, a.Stderr
+	result, err := vm.Guest().Exec(ctx, c)
+	if err != nil {
+		return execFailure(ctx, vm, err)
+	}
+	if result.Error != nil {
+		fmt.Fprintf(a.Stderr, "forkvm: %s\n", output.Visible(result.Error.Message))
+	}
+	if result.TimedOut {
+		fmt.Fprintf(a.Stderr, "forkvm: command was killed after its timeout of %v\n", c.Timeout)
+	}
+	return codeOf(result)
+}
+
+func codeOf(r client.Result) error {
+	if r.ExitCode == 0 {
+		return nil
+	}
+	return exitCode(r.ExitCode)
+}
+
+// execFailure finds out why a command has no result: a VM that ended explains
+// more than a connection that broke.
+func execFailure(ctx context.Context, vm VM, err error) error {
+	var lost *client.ConnectionError
+	if ctx.Err() != nil || !errors.As(err, &lost) {
+		return err
+	}
+	st := settled(ctx, vm)
+	switch {
+	case st == nil || st.State == node.Running:
+		return err
+	case st.Exit != nil:
+		return failure.New(failure.GuestEnded, "%w", st.Exit)
+	}
+	return failure.New(failure.VMProcessGone, "the process of vm %s is gone: %w", vm.Record().Name, err)
+}
+
+// settled is the status of a VM, given a moment: a guest's connections break a
+// little before its process has written the report of the end.
+func settled(ctx context.Context, vm VM) *node.Status {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	for {
+		st, err := vm.Status(ctx)
+		if err == nil && st.State != node.Running {
+			return st
+		}
+		select {
+		case <-ctx.Done():
+			return st
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// execView is the JSON result of run and exec.
+type execView struct {
+	Schema string  `json:"schema"`
+	VM     *vmName `json:"vm"`
+
+	ExitCode  int  `json:"exit_code"`
+	Signal    int  `json:"signal"`
+	TimedOut  bool `json:"timed_out"`
+	OOMKilled bool `json:"oom_killed"`
+
+	Stdout string `json:"stdout"`
+	Stderr string `json:"stderr"`
+	// The bytes of a stream that is not UTF-8, in which the text above has
+	// replacement characters.
+	StdoutBase64    string `json:"stdout_base64,omitempty"`
+	StderrBase64    string `json:"stderr_base64,omitempty"`
+	StdoutTruncated bool   `json:"stdout_truncated"`
+	StderrTruncated bool   `json:"stderr_truncated"`
+
+	DurationMS int64          `json:"duration_ms"`
+	Error      *failure.Error `json:"error"`
+}
+
+type vmName struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+}
+
+const execSchema = "forkvm/exec/v1"
+
+// execCaptured runs a command and prints its result as one object.
+func (a *app) execCaptured(ctx context.Context, vm VM, c client.Command, limit int64) error {
+	var stdout, stderr bytes.Buffer
+	c.Stdout, c.Stderr = &stdout, &stderr
+	c.StdoutLimit, c.StderrLimit = limit, limit
+	result, err := vm.Guest().Exec(ctx, c)
+	if err != nil {
+		return a.commandFailed(vm, execFailure(ctx, vm, err))
+	}
+	v := execView{
+		Schema: execSchema, VM: nameOf(vm),
+		ExitCode: result.ExitCode, Signal: result.Signal, TimedOut: result.TimedOut, OOMKilled: result.OOMKilled,
+		StdoutTruncated: result.StdoutTruncated, StderrTruncated: result.StderrTruncated,
+		DurationMS: result.DurationMS,
+	}
+	v.Stdout, v.StdoutBase64 = text(stdout.Bytes())
+	v.Stderr, v.StderrBase64 = text(stderr.Bytes())
+	if e := result.Error; e != nil {
+		v.Error = &failure.Error{Code: failure.Code(e.Code), Message: e.Message, Retryable: e.Retryable}
+	}
+	if err := output.WriteObject(a.Stdout, a.format, v); err != nil {
+		return err
+	}
+	return codeOf(result)
+}
+
+func nameOf(vm VM) *vmName {
+	if vm == nil {
+		return nil
+	}
+	return &vmName{ID: vm.Record().ID, Name: vm.Record().Name}
+}
+
+// text is a stream as JSON can hold it, and in base64 if that loses something.
+func text(b []byte) (string, string) {
+	if utf8.Valid(b) {
+		return string(b), ""
+	}
+	return strings.ToValidUTF8(string(b), "\uFFFD"), base64.StdEncoding.EncodeToString(b)
+}
+
+// commandFailed reports, for programs, a failure that is not the command's in
+// the same form as a result. For people the error is left as it is.
+func (a *app) commandFailed(vm VM, err error) error {
+	var done exitCode
+	if err == nil || !a.format.Machine() || errors.As(err, &done) {
+		return err
+	}
+	v := execView{Schema: execSchema, VM: nameOf(vm), ExitCode: exitOurs, Error: explain(err)}
+	if err := output.WriteObject(a.Stdout, a.format, v); err != nil {
+		return err
+	}
+	return exitCode(exitOurs)
+}

@@ -1,0 +1,346 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/node"
+	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/store"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// epoch is when everything in the fake was made.
+var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// fakeNode is a node in memory.
+type fakeNode struct {
+	dir string
+
+	mu        sync.Mutex // restores run side by side
+	vms       []*fakeVM
+	snapshots []store.Info
+	images    []Image
+	made      []node.Options // of Boot, Restore and Fork
+	built     []image.Config
+	bootErr   error
+	console   string // of VMs that are made
+}
+
+// fakeVM is a VM whose guest runs a few commands that the tests name.
+type fakeVM struct {
+	node    *fakeNode
+	record  node.Record
+	status  node.Status
+	removed bool
+	console string
+	mu      sync.Mutex // status changes while it is waited for
+	// onExec, if set, happens while a command runs.
+	onExec  func()
+	execErr error
+	got     client.Command
+	files   map[string]string
+	ended   chan struct{}
+}
+
+func newFakeNode(t *testing.T) *fakeNode {
+	n := &fakeNode{dir: t.TempDir()}
+	n.add("a00000000001", "alpha", node.Status{State: node.Running, PrivateBytes: 9 << 20}, func(r *node.Record) { r.Image = "debian" })
+	n.add("b00000000002", "beta", node.Status{State: node.Paused, PrivateBytes: 3 << 20}, func(r *node.Record) { r.Image, r.Snapshot = "debian", "task-1" })
+	n.add("c00000000003", "gamma", node.Status{State: node.Ended, Exit: &vmm.Exit{Reason: vmm.ReasonGuestPanic, VCPU: 1, Detail: "Kernel panic - not syncing: \x1b[31mred"}}, func(r *node.Record) { r.Image, r.Parent = "debian", "a00000000001" })
+	n.add("d00000000004", "delta", node.Status{State: node.Dead}, func(r *node.Record) { r.Image = "debian" })
+	m := &snapshot.Manifest{
+		Schema: snapshot.Schema, Name: "task-1", ID: strings.Repeat("5a", 16), Created: epoch, Task: "fix-it", Image: "debian", ForkVMVersion: "test",
+		Guest:  snapshot.Guest{CPUs: 2, MemoryBytes: 1 << 30},
+		Memory: []snapshot.LayerRef{{ID: strings.Repeat("01", 16), File: "memory-1.layer", Format: snapshot.FormatLayer, Bytes: 90 << 20, Units: 1 << 18, Stored: 23000}},
+		Disks:  []snapshot.Disk{{ID: "root", Size: 1 << 30, Layers: []snapshot.LayerRef{{ID: strings.Repeat("02", 16), File: "disk-root-2.layer", Format: snapshot.FormatRaw, Bytes: 1 << 30, Units: 1 << 18, Stored: 1 << 18}}}},
+		State:  snapshot.FileRef{File: "state", Bytes: 40000},
+	}
+	n.snapshots = []store.Info{
+		{Name: "broken", Err: &store.CorruptError{Snapshot: "broken", File: "state", Reason: snapshot.ErrTruncated}},
+		{Name: "task-1", Manifest: m},
+	}
+	n.images = []Image{{Name: "debian", Manifest: image.Manifest{
+		Schema: image.Schema, ID: strings.Repeat("ab", 32), CreatedAt: epoch, KernelRelease: "6.12.117+deb12-cloud-amd64", Mode: "handover",
+		Files: map[image.Part]image.FileInfo{image.Kernel: {Size: 40 << 20}, image.Rootfs: {Size: 1 << 30}},
+	}}}
+	return n
+}
+
+func (n *fakeNode) add(id, name string, st node.Status, origin func(*node.Record)) *fakeVM {
+	vm := &fakeVM{node: n, status: st, console: n.console, files: map[string]string{}, ended: make(chan struct{})}
+	vm.record = node.Record{
+		Schema: node.RecordSchema, ID: id, Name: name, Created: epoch,
+		Shape:    machine.Shape{CPUs: 2, MemoryBytes: 1 << 30, Disks: []machine.DiskShape{{Name: "root", Size: 1 << 30}}},
+		Identity: machine.Identity{Generation: "00000000-0000-0000-0000-0000000000" + id[10:], Hostname: name, MachineID: strings.Repeat("0", 20) + id, Time: machine.TimeHost},
+		PID:      1000 + len(n.vms), ReadyMS: 12.5,
+	}
+	origin(&vm.record)
+	n.vms = append(n.vms, vm)
+	return vm
+}
+
+func (n *fakeNode) make(o node.Options, origin func(*node.Record)) (VM, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.bootErr != nil {
+		return nil, n.bootErr
+	}
+	n.made = append(n.made, o)
+	id := fmt.Sprintf("e%011d", len(n.made))
+	if o.Name == "" {
+		o.Name = "vm-" + id
+	} else {
+		id = fmt.Sprintf("%012x", crc32.ChecksumIEEE([]byte(o.Name)))
+	}
+	for _, vm := range n.vms {
+		if vm.record.Name == o.Name {
+			return nil, failure.New(failure.VMExists, "vm name %q is taken by %s", o.Name, vm.record.ID)
+		}
+	}
+	return n.add(id, o.Name, node.Status{State: node.Running}, origin), nil
+}
+
+func (n *fakeNode) Boot(_ context.Context, image string, o node.Options) (VM, error) {
+	if image != "debian" {
+		return nil, failure.New(failure.ImageNotFound, "no image named %q; 'forkvm image ls' lists them", image)
+	}
+	return n.make(o, func(r *node.Record) { r.Image = image })
+}
+
+func (n *fakeNode) Restore(_ context.Context, name string, o node.Options) (VM, error) {
+	if _, err := n.SnapshotManifest(name); err != nil {
+		return nil, err
+	}
+	return n.make(o, func(r *node.Record) { r.Snapshot = name })
+}
+
+func (n *fakeNode) List() ([]VM, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var vms []VM
+	for _, vm := range n.vms {
+		if !vm.removed {
+			vms = append(vms, vm)
+		}
+	}
+	return vms, nil
+}
+
+func (n *fakeNode) Find(ref string) (VM, error) {
+	for _, vm := range n.vms {
+		if !vm.removed && (vm.record.Name == ref || vm.record.ID == ref) {
+			return vm, nil
+		}
+	}
+	return nil, failure.New(failure.VMNotFound, "no vm named %q", ref)
+}
+
+func (n *fakeNode) Snapshots() ([]store.Info, error) { return n.snapshots, nil }
+
+func (n *fakeNode) SnapshotManifest(name string) (*snapshot.Manifest, error) {
+	for _, s := range n.snapshots {
+		if s.Name == name && s.Err != nil {
+			return nil, failure.New(failure.SnapshotCorrupt, "snapshot: %w", s.Err)
+		}
+		if s.Name == name {
+			return s.Manifest, nil
+		}
+	}
+	return nil, failure.New(failure.SnapshotNotFound, "snapshot: %s: not found", name)
+}
+
+func (n *fakeNode) VerifySnapshot(_ context.Context, name string) error {
+	_, err := n.SnapshotManifest(name)
+	return err
+}
+
+func (n *fakeNode) RemoveSnapshot(name string) error {
+	for i, s := range n.snapshots {
+		if s.Name == name {
+			n.snapshots = append(n.snapshots[:i], n.snapshots[i+1:]...)
+			return nil
+		}
+	}
+	return failure.New(failure.SnapshotNotFound, "snapshot: %s: not found", name)
+}
+
+func (n *fakeNode) Images() ([]Image, error) { return n.images, nil }
+
+func (n *fakeNode) BuildImage(_ context.Context, name string, c image.Config) (Image, error) {
+	n.built = append(n.built, c)
+	if name == "debian" {
+		return Image{}, failure.New(failure.ImageExists, "an image named %q exists: remove it first, or choose another name", name)
+	}
+	i := n.images[0]
+	i.Name = name
+	return i, nil
+}
+
+func (n *fakeNode) RemoveImage(name string) error {
+	if name != "debian" {
+		return failure.New(failure.ImageNotFound, "no image named %q", name)
+	}
+	return nil
+}
+
+func (vm *fakeVM) Record() node.Record { return vm.record }
+func (vm *fakeVM) Guest() Guest        { return vm }
+
+func (vm *fakeVM) Paths() Paths {
+	path := filepath.Join(vm.node.dir, vm.record.ID)
+	os.WriteFile(path, []byte(vm.console), 0o600)
+	return Paths{Directory: "/run/forkvm/vms/" + vm.record.ID, Console: path, Vsock: "/run/forkvm/vms/" + vm.record.ID + "/vsock.sock"}
+}
+
+func (vm *fakeVM) Status(context.Context) (*node.Status, error) {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	st := vm.status
+	return &st, nil
+}
+
+func (vm *fakeVM) Pause(context.Context) error  { return vm.switchTo(node.Paused) }
+func (vm *fakeVM) Resume(context.Context) error { return vm.switchTo(node.Running) }
+
+func (vm *fakeVM) switchTo(s node.State) error {
+	if vm.over() {
+		return failure.New(failure.VMNotRunning, "vm %s is not running", vm.record.Name)
+	}
+	vm.become(node.Status{State: s})
+	return nil
+}
+
+func (vm *fakeVM) become(st node.Status) {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	vm.status = st
+}
+
+func (vm *fakeVM) over() bool {
+	st, _ := vm.Status(context.Background())
+	return st.State == node.Ended || st.State == node.Dead
+}
+
+func (vm *fakeVM) Kill(context.Context) error {
+	if !vm.over() {
+		vm.end(vmm.ReasonKilled)
+	}
+	return nil
+}
+
+// end lets the VM end for a reason.
+func (vm *fakeVM) end(r vmm.Reason) {
+	vm.become(node.Status{State: node.Ended, Exit: &vmm.Exit{Reason: r, VCPU: -1}})
+	close(vm.ended)
+}
+
+func (vm *fakeVM) Wait(ctx context.Context) (*vmm.Exit, error) {
+	if !vm.over() {
+		select {
+		case <-vm.ended:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	st, _ := vm.Status(ctx)
+	if st.Exit == nil {
+		return nil, failure.New(failure.VMProcessGone, "the process of vm %s died without a report", vm.record.Name)
+	}
+	return st.Exit, nil
+}
+
+func (vm *fakeVM) Remove(ctx context.Context, force bool) error {
+	if !vm.over() && !force {
+		return failure.New(failure.InvalidArgument, "vm %s is running; kill it first, or remove it by force", vm.record.Name)
+	}
+	vm.Kill(ctx)
+	vm.removed = true
+	return nil
+}
+
+func (vm *fakeVM) Snapshot(_ context.Context, name, task string) (*node.Snapshot, error) {
+	if name == "full" {
+		return nil, failure.New(failure.NoSpace, "write layer: no space left on device")
+	}
+	m := *vm.node.snapshots[1].Manifest
+	m.Name, m.Task = name, task
+	return &node.Snapshot{Manifest: &m, Pause: 1500 * time.Microsecond}, nil
+}
+
+func (vm *fakeVM) Fork(_ context.Context, options []node.Options) ([]Child, error) {
+	if vm.over() {
+		return nil, failure.New(failure.VMNotRunning, "vm %s is not running", vm.record.Name)
+	}
+	children := make([]Child, len(options))
+	for i, o := range options {
+		children[i].VM, children[i].Err = vm.node.make(o, func(r *node.Record) { r.Parent = vm.record.ID })
+	}
+	return children, nil
+}
+
+// Exec knows a few commands by name.
+func (vm *fakeVM) Exec(ctx context.Context, c client.Command) (client.Result, error) {
+	vm.got = c
+	if vm.onExec != nil {
+		vm.onExec()
+	}
+	if vm.execErr != nil {
+		return client.Result{}, vm.execErr
+	}
+	r := client.Result{DurationMS: 7, Containment: "cgroup"}
+	switch c.Args[0] {
+	case "uname":
+		io.WriteString(c.Stdout, "Linux guest 6.12.117\n")
+	case "cat":
+		io.Copy(c.Stdout, c.Stdin)
+	case "noise":
+		io.WriteString(c.Stdout, "\xffout")
+		io.WriteString(c.Stderr, "err\n")
+		r.StdoutTruncated = c.StdoutLimit > 0
+	case "exit":
+		fmt.Sscan(c.Args[1], &r.ExitCode)
+	case "die":
+		r.ExitCode, r.Signal = 137, 9
+	case "slow":
+		r.ExitCode, r.TimedOut = proto.ExitTimeout, true
+	case "wait":
+		<-ctx.Done()
+		return r, &client.ConnectionError{Op: proto.OpExec, Started: true, Err: context.Cause(ctx)}
+	default:
+		r.ExitCode = proto.ExitNotFound
+		r.Error = &client.Error{Code: proto.CodeCommandNotFound, Message: fmt.Sprintf("%q: no such command", c.Args[0])}
+	}
+	return r, nil
+}
+
+func (vm *fakeVM) Put(_ context.Context, f client.File, r io.Reader) (int64, error) {
+	if f.Path == "/root" {
+		return 0, fmt.Errorf("put in guest: %w", &client.Error{Code: proto.CodeIsADirectory, Message: "/root is a directory"})
+	}
+	data, err := io.ReadAll(r)
+	vm.files[f.Path] = string(data)
+	return int64(len(data)), err
+}
+
+func (vm *fakeVM) Get(_ context.Context, path string, w io.Writer) (client.File, error) {
+	data, found := vm.files[path]
+	if !found {
+		return client.File{}, fmt.Errorf("get in guest: %w", &client.Error{Code: proto.CodeFileNotFound, Message: path + ": no such file"})
+	}
+	io.WriteString(w, data)
+	return client.File{Path: path, Mode: 0o4755, Size: int64(len(data))}, nil
+}

@@ -1,0 +1,86 @@
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// changeVerb is a verb that does one thing to each VM that it is given.
+func (a *app) changeVerb(use, short string, do func(context.Context, VM) error) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: needs("VM...")}
+	cmd.RunE = a.onNode(func(ctx context.Context, n Node, refs []string) error {
+		return a.change(ctx, n, refs, do)
+	})
+	return a.withOutput(cmd)
+}
+
+func (a *app) pauseVerb() *cobra.Command {
+	return a.changeVerb("pause VM...", "Stop VMs until resume", func(ctx context.Context, vm VM) error { return vm.Pause(ctx) })
+}
+
+func (a *app) resumeVerb() *cobra.Command {
+	return a.changeVerb("resume VM...", "Let paused VMs go on", func(ctx context.Context, vm VM) error { return vm.Resume(ctx) })
+}
+
+func (a *app) killVerb() *cobra.Command {
+	return a.changeVerb("kill VM...", "End VMs at once", func(ctx context.Context, vm VM) error { return vm.Kill(ctx) })
+}
+
+func (a *app) removeVerb() *cobra.Command {
+	var force bool
+	cmd := a.changeVerb("rm [flags] VM...", "Remove VMs that have ended", func(ctx context.Context, vm VM) error { return vm.Remove(ctx, force) })
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "kill running VMs first")
+	return cmd
+}
+
+// endView is how one VM ended.
+type endView struct {
+	Schema string         `json:"schema"`
+	VM     string         `json:"vm"`
+	Exit   *vmm.Exit      `json:"exit,omitempty"`
+	Error  *failure.Error `json:"error,omitempty"`
+}
+
+const endSchema = "forkvm/end/v1"
+
+func (a *app) waitVerb() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "wait VM...",
+		Short: "Wait until VMs have ended and print why",
+		Args:  needs("VM..."),
+	}
+	cmd.RunE = a.onNode(func(ctx context.Context, n Node, refs []string) error {
+		ends := output.List[endView]{Name: func(e endView) string { return string(e.Exit.Reason) }}
+		failed := a.eachUnlessMachine(refs, func(ref string) error {
+			exit, err := waitFor(ctx, n, ref)
+			e := endView{Schema: endSchema, VM: ref, Exit: exit}
+			if err != nil {
+				e.Error = explain(err)
+			}
+			if a.format.Machine() || err == nil {
+				ends.Items = append(ends.Items, e)
+			}
+			return err
+		})
+		format := a.format
+		if !format.Machine() {
+			format = output.Name
+		}
+		return errors.Join(ends.Write(a.Stdout, format), failed)
+	})
+	return a.withOutput(cmd)
+}
+
+func waitFor(ctx context.Context, n Node, ref string) (*vmm.Exit, error) {
+	vm, err := n.Find(ref)
+	if err != nil {
+		return nil, err
+	}
+	return vm.Wait(ctx)
+}

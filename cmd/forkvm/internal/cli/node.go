@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"context"
+	"io"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/node"
+	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/store"
+	"github.com/forkvm/forkvm/vmm"
+)
+
+// Node is what the verbs need of a machine with VMs.
+type Node interface {
+	Machines
+	Snapshots
+	Images
+}
+
+// Machines makes and finds VMs.
+type Machines interface {
+	Boot(ctx context.Context, image string, o node.Options) (VM, error)
+	Restore(ctx context.Context, snapshot string, o node.Options) (VM, error)
+	List() ([]VM, error)
+	Find(ref string) (VM, error)
+}
+
+// Snapshots keeps frozen VMs.
+type Snapshots interface {
+	Snapshots() ([]store.Info, error)
+	SnapshotManifest(name string) (*snapshot.Manifest, error)
+	VerifySnapshot(ctx context.Context, name string) error
+	RemoveSnapshot(name string) error
+}
+
+// Images keeps what VMs boot from.
+type Images interface {
+	Images() ([]Image, error)
+	BuildImage(ctx context.Context, name string, c image.Config) (Image, error)
+	RemoveImage(name string) error
+}
+
+// Image is one entry of a listing: a manifest, or why there is none.
+type Image struct {
+	Name     string
+	Manifest image.Manifest
+	Err      error
+}
+
+// VM is one VM of a Node.
+type VM interface {
+	Life
+	Copier
+	Record() node.Record
+	Guest() Guest
+	// Paths of what belongs to the VM on the host.
+	Paths() Paths
+}
+
+// Paths say where a VM's files are.
+type Paths struct{ Directory, Console, Vsock string }
+
+// Life is what can be asked of a VM's process.
+type Life interface {
+	Status(ctx context.Context) (*node.Status, error)
+	Pause(ctx context.Context) error
+	Resume(ctx context.Context) error
+	Kill(ctx context.Context) error
+	Wait(ctx context.Context) (*vmm.Exit, error)
+	Remove(ctx context.Context, force bool) error
+}
+
+// Copier makes more of a VM.
+type Copier interface {
+	Snapshot(ctx context.Context, name, task string) (*node.Snapshot, error)
+	Fork(ctx context.Context, children []node.Options) ([]Child, error)
+}
+
+// Child is one result of a fork or of several restores: a VM, or why there is
+// none.
+type Child struct {
+	VM  VM
+	Err error
+}
+
+// Guest is what can be asked of a VM's guest agent.
+type Guest interface {
+	Exec(ctx context.Context, c client.Command) (client.Result, error)
+	Put(ctx context.Context, f client.File, r io.Reader) (int64, error)
+	Get(ctx context.Context, path string, w io.Writer) (client.File, error)
+}
+
+var _ Guest = (*client.Client)(nil)

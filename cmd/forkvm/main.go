@@ -1,0 +1,104 @@
+// Command forkvm starts, freezes and forks virtual machines.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/cli"
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/doctor"
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/settings"
+	"github.com/forkvm/forkvm/internal/node"
+)
+
+func main() {
+	// A VM's process is on the way from a snapshot to the first command: it does
+	// not wait for a tree of verbs.
+	if len(os.Args) == 2 && os.Args[1] == vmVerb {
+		os.Exit(serveVM())
+	}
+	ctx, stop := notify()
+	code := cli.Main(ctx, environment(), os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// notify returns a context that the first interrupt or request to end cancels.
+// The second one ends the program at once.
+func notify() (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	// Somebody who stops reading must not keep us from ending a foreground VM:
+	// with a handler, writing fails instead of killing us.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	go func() {
+		s, ok := (<-signals).(syscall.Signal)
+		if ok {
+			signal.Stop(signals)
+			cancel(&cli.Interrupted{Signal: s})
+		}
+	}()
+	return ctx, func() { signal.Stop(signals) }
+}
+
+func environment() cli.Environment {
+	return cli.Environment{
+		Stdin:          os.Stdin,
+		Stdout:         os.Stdout,
+		Stderr:         os.Stderr,
+		StdoutTerminal: output.IsTerminal(os.Stdout),
+		StderrTerminal: output.IsTerminal(os.Stderr),
+		User:           settings.User{UID: os.Geteuid(), Getenv: os.Getenv},
+		Now:            time.Now,
+		Version:        version(),
+		GuestAgent:     guestAgent(),
+		OpenNode:       openNode,
+		Examine:        doctor.Run,
+	}
+}
+
+func openNode(s settings.Settings) (cli.Node, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find own program: %w", err)
+	}
+	n, err := node.Open(node.Config{
+		DataDir: s.DataDir,
+		RunDir:  s.RunDir,
+		Command: []string{self, vmVerb},
+		Version: version(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return cli.Local(n), nil
+}
+
+// guestAgent is the guest agent's program that was installed beside this one.
+func guestAgent() string {
+	self, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(self), "forkvm-agent")
+}
+
+// release is the version that this source tree leads to. A build of a tagged
+// module says its own.
+const release = "0.1.0-dev"
+
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return release
+}
