@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"github.com/forkvm/forkvm/guest/image"
@@ -23,11 +24,7 @@ type Image struct {
 // configuration are the node's business.
 func (n *Node) BuildImage(ctx context.Context, name string, c image.Config) (*Image, error) {
 	c.KernelCache = filepath.Join(n.config.DataDir, "cache", "kernels")
-	err := n.store.PublishImage(name, func(dir string) error {
-		c.Output = dir
-		_, err := image.Build(ctx, c)
-		return err
-	})
+	err := n.store.PublishImage(name, func(dir string) error { return buildInto(ctx, dir, c) })
 	if errors.Is(err, store.ErrExists) {
 		return nil, failure.New(failure.ImageExists, "an image named %q exists: remove it first, or choose another name", name)
 	}
@@ -35,6 +32,25 @@ func (n *Node) BuildImage(ctx context.Context, name string, c image.Config) (*Im
 		return nil, failure.As(failure.ImageInvalid, fmt.Errorf("build image (%s): %w", name, err))
 	}
 	return n.Image(name)
+}
+
+// buildInto fills a directory that is the store's: image.Build publishes a whole
+// directory by renaming it, and this one has to stay the one that the store holds.
+func buildInto(ctx context.Context, dir string, c image.Config) error {
+	c.Output = filepath.Join(dir, "new")
+	if _, err := image.Build(ctx, c); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(c.Output)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.Rename(filepath.Join(c.Output, e.Name()), filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return os.Remove(c.Output)
 }
 
 // Image opens an image. Its files stay usable when the image is removed.

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // File calls write with a new file and then moves it to path, durably, in place of what was there. After an error nothing is left.
@@ -52,7 +54,8 @@ func Directory(path string, write func(dir string) error) error {
 		err = Sync(dir)
 	}
 	if err == nil {
-		err = os.Rename(dir, path)
+		// os.Rename refuses to replace a directory, an empty one too.
+		err = unix.Rename(dir, path)
 	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(dir))

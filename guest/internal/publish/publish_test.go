@@ -44,6 +44,10 @@ func TestDirectoryAppearsWholeOrNotAtAll(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	wantEntries(t, filepath.Dir(path), 0)
+	// An empty directory gives way.
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if err := Directory(path+"/", fill(nil)); err != nil {
 		t.Fatal(err)
 	}
