@@ -31,6 +31,9 @@ test-host: ## the tests that run on this machine; PKG=./path/... for some
 test-lab: build lab-tool ## the tests that need KVM, in the lab; PKG=./path/... for some
 	$(LAB) test $(PKG)
 
+quickstart: ## the main job on a real environment: boot, snapshot, clone, fork (here or in the lab)
+	@scripts/quickstart
+
 lab: build lab-tool ## run CMD='…' in the lab machine, which has a real /dev/kvm (docs/lab.md)
 	@test -n "$$CMD" || { echo "usage: make lab CMD='…'" >&2; exit 2; }
 	@$(LAB) run "$$CMD"

@@ -83,10 +83,12 @@ var rules = []rule{
 		"what an embedder imports"},
 	{"cmd/forkvm-agent", []string{"agent/..."}, []string{sys},
 		"a thin main, copied into every guest"},
-	{"cmd/...", []string{"", "cmd/...", "internal/...", "kvm/...", "vmm", "snapshot/...", "guest/...", "agent/client", "agent/proto"}, []string{sys, "github.com/BurntSushi/toml", "github.com/spf13"},
+	{"cmd/...", []string{"", "cmd/...", "internal/...", "kvm/...", "vmm", "snapshot/...", "guest/...", "agent/client", "agent/proto"}, []string{sys, "github.com/BurntSushi/toml", "github.com/spf13", "github.com/vbauerster/mpb"},
 		"thin mains"},
 
 	// Development.
+	{"internal/lab/cmd/labinit", []string{"internal/lab/...", "kvm"}, []string{sys},
+		"it keeps KVM in use for as long as the lab machine lives"},
 	{"internal/lab/...", []string{"internal/lab/...", "internal/testkit", "guest/..."}, []string{sys},
 		"the lab must work when the machine does not"},
 	{"internal/testkit/...", []string{"internal/testkit/..."}, []string{sys},

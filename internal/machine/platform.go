@@ -2,11 +2,23 @@ package machine
 
 import (
 	"errors"
+	"io"
+	"os"
 
 	"github.com/forkvm/forkvm/devices/platform"
 	"github.com/forkvm/forkvm/vmm"
 	"github.com/forkvm/forkvm/vmm/boot/acpi"
 )
+
+// ConsoleLogLimit is the size that a console log never exceeds, in bytes; the
+// newest output is kept.
+const ConsoleLogLimit = 1 << 20
+
+// NewConsoleLog makes a file of its own a machine's console log, for
+// Config.Console. The file stays the caller's.
+func NewConsoleLog(f *os.File) (io.Writer, error) {
+	return platform.NewLogFile(f, ConsoleLogLimit)
+}
 
 // tailLines is how many lines of the console a report of a machine's end has.
 const tailLines = 20

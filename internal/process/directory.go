@@ -23,10 +23,6 @@ const (
 	ExitFile = "exit.json"
 )
 
-// ConsoleLimit is the size that the console log never exceeds, in bytes; the
-// newest output is kept.
-const ConsoleLimit = 1 << 20
-
 // directory is a VM's own directory, reached through its descriptor: the VM
 // process has no path to it, nor to anything else.
 type directory struct{ file *os.File }

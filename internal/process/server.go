@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/forkvm/forkvm/devices/platform"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/kvm"
@@ -112,7 +111,7 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 		err = errors.New("start message lacks a descriptor")
 	}
 	if err == nil {
-		c.Console, err = platform.NewLogFile(s.console, ConsoleLimit)
+		c.Console, err = machine.NewConsoleLog(s.console)
 	}
 	if err == nil {
 		s.control, err = fileListener(control)
