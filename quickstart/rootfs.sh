@@ -69,6 +69,9 @@ chmod 755 "$work"
 sources >"$work/sources.list"
 [ -s "$work/sources.list" ] || die "build root file system: apt on this machine has no source for $suite (run apt-get update first)"
 
+# The overlay's files belong to root in the guest, whoever checked them out here, and directories that are there stay as they are.
+lay="tar -C '$here/overlay' --owner=0 --group=0 --mode=u=rwX,go=rX -cf - . | tar -C \"\$1\" --no-overwrite-dir -xpf -"
+
 say "building $tar (Debian $suite, mode $mode)"
 # Documentation, translations and PostgreSQL's compiler for queries (150 MB) are left out: nothing in the guest uses them.
 IFS='
@@ -91,7 +94,7 @@ LANG=C.UTF-8 LC_ALL=C.UTF-8 SOURCE_DATE_EPOCH=1735689600 mmdebstrap \
 	--dpkgopt='path-exclude=/usr/lib/x86_64-linux-gnu/libLLVM*' \
 	--dpkgopt='path-exclude=/usr/lib/x86_64-linux-gnu/libz3*' \
 	--customize-hook="copy-in '$here/project' /srv" \
-	--customize-hook="sync-in '$here/overlay' /" \
+	--customize-hook="$lay" \
 	--customize-hook="'$here/provision.sh' \"\$1\"" \
 	"$suite" "$work/rootfs.tar" - <"$work/sources.list" >"$work/log" 2>&1 || {
 	tail -n 60 "$work/log" >&2
