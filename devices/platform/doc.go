@@ -1,0 +1,31 @@
+// Package platform holds the devices of the machine that are not virtio: the serial console, the power and panic
+// registers, and the VM generation id.
+//
+// They answer plain port accesses on the vCPU thread that made them, so each has its own mutex and does bounded work
+// under it. Nothing here starts a VM, stops one or knows what an exit is: a device that has news calls a function from its
+// Config.
+//
+// There is no clock chip, no keyboard controller and no PCI configuration port. The ACPI tables describe a
+// hardware-reduced machine whose FADT says that the first two are absent, Linux then leaves them alone, and its PCI probe
+// gives up when it reads all-ones, which is what an unclaimed port answers.
+package platform
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+)
+
+// decodeState parses a device's saved state into out. Unknown fields are an error: a state from a newer version must not
+// be half understood.
+func decodeState(id string, state []byte, out any) error {
+	decoder := json.NewDecoder(bytes.NewReader(state))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(out); err != nil {
+		return fmt.Errorf("decode state (%s): %w", id, err)
+	}
+	if decoder.More() {
+		return fmt.Errorf("decode state (%s): trailing data", id)
+	}
+	return nil
+}
