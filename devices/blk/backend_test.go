@@ -106,3 +106,30 @@ func (r *ram) put(sector uint64, p []byte) {
 	defer r.mu.Unlock()
 	copy(r.data[sector*SectorSize:], p)
 }
+
+// setError lets all calls fail from now on, or work again with nil.
+func (r *ram) setError(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+}
+
+// flushed returns the number of flushes and what is stable.
+func (r *ram) flushed() (int, []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.flushes, bytes.Clone(r.stable)
+}
+
+// isStable reports whether all that was written would survive a power cut.
+func (r *ram) isStable() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Equal(r.stable, r.data)
+}
+
+func (r *ram) callCount() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.calls
+}

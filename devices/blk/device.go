@@ -5,6 +5,12 @@
 // after Backend.Flush returned; a driver that did not negotiate flushes gets
 // each write flushed before it is answered, as the specification demands.
 //
+// The way of a read: disk.HandleQueue pops a chain, answer and do copy and
+// parse its header, locate checks the range, and read lets Backend.ReadAt fill
+// the guest's buffers. answer then writes the status byte behind them and
+// HandleQueue pushes the chain. Package virtio describes the way from the
+// guest's kick to HandleQueue and from Push to the interrupt.
+//
 // Sizes: a disk has whole sectors of 512 bytes. New refuses a backend whose
 // size is not a multiple of 512; who makes the backend rounds up and pads with
 // zeros, so nothing of an image is ever cut off silently.

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -30,7 +32,11 @@ func TestContract(t *testing.T) {
 			},
 			Request: func(d *virtiotest.Driver, n int) virtiotest.Request {
 				sector := uint64(n) % 100 * 8
-				want := bytes.Repeat([]byte{byte(n%100 + 1)}, 4096)
+				// No two bytes near each other are equal, nor two sectors.
+				want := make([]byte, 4096)
+				for i := range want {
+					want[i] = byte(i*7 + i/256 + n)
+				}
 				r := newRequest(d, TypeOut, sector, want, 0)
 				if n%2 == 1 {
 					backend.put(sector, want)
@@ -97,7 +103,23 @@ type guest struct {
 	*virtiotest.Driver
 	t       *testing.T
 	backend *ram
-	errors  []error
+
+	mu     sync.Mutex
+	errors []error
+}
+
+// report takes an error from the device's goroutine.
+func (g *guest) report(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.errors = append(g.errors, err)
+}
+
+// reported returns all errors so far.
+func (g *guest) reported() []error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.errors)
 }
 
 func newGuest(t *testing.T, backend *ram, features uint64, change func(*Config)) *guest {
@@ -107,7 +129,7 @@ func newGuest(t *testing.T, backend *ram, features uint64, change func(*Config))
 	irq := virtiotest.NewInterrupt()
 	c := Config{
 		ID: "blk0", Memory: virtiotest.NewMemory(t), Interrupt: irq, Backend: backend,
-		OnError: func(err error) { g.errors = append(g.errors, err) },
+		OnError: g.report,
 	}
 	if change != nil {
 		change(&c)
@@ -263,8 +285,8 @@ func TestC6Requests(t *testing.T) {
 			if c.want != StatusOK && !bytes.Equal(before, g.backend.snapshot()) {
 				t.Error("a refused request changed the disk")
 			}
-			if len(g.errors) != 0 {
-				t.Errorf("a request of the guest was reported as the host's error: %v", g.errors)
+			if errs := g.reported(); len(errs) != 0 {
+				t.Errorf("a request of the guest was reported as the host's error: %v", errs)
 			}
 			// Whatever that was, the next one works.
 			if got := g.expect(StatusOK, TypeIn, 5, nil, 512); !bytes.Equal(got, before[5*512:6*512]) {
@@ -292,8 +314,8 @@ func TestC6HugeRequest(t *testing.T) {
 	if err := r.check(0, StatusIOError, nil); err != nil {
 		t.Error(err)
 	}
-	if backend.calls != 0 {
-		t.Errorf("%d calls of the backend", backend.calls)
+	if calls := backend.callCount(); calls != 0 {
+		t.Errorf("%d calls of the backend", calls)
 	}
 }
 
@@ -310,7 +332,7 @@ func TestReadOnly(t *testing.T) {
 	g.expect(StatusUnsupported, TypeDiscard, 0, ranges(sectorRange{0, 1, 0}), 0)
 	g.expect(StatusUnsupported, TypeWriteZeroes, 0, ranges(sectorRange{0, 1, 0}), 0)
 	g.expect(StatusOK, TypeFlush, 0, nil, 0)
-	if !bytes.Equal(before, g.backend.snapshot()) || g.backend.flushes != 0 {
+	if flushes, _ := g.backend.flushed(); flushes != 0 || !bytes.Equal(before, g.backend.snapshot()) {
 		t.Error("the disk was touched")
 	}
 }
@@ -338,10 +360,10 @@ func TestC1Flush(t *testing.T) {
 	for n := range byte(20) {
 		g.expect(StatusOK, TypeOut, uint64(n), bytes.Repeat([]byte{n + 1}, SectorSize), 0)
 		g.expect(StatusOK, TypeFlush, 0, nil, 0)
-		if g.backend.flushes != int(n)+1 {
-			t.Fatalf("%d flushes after %d", g.backend.flushes, n+1)
+		if flushes, _ := g.backend.flushed(); flushes != int(n)+1 {
+			t.Fatalf("%d flushes after %d", flushes, n+1)
 		}
-		if !bytes.Equal(g.backend.stable, g.backend.snapshot()) {
+		if !g.backend.isStable() {
 			t.Fatalf("flush %d completed with unstable data", n)
 		}
 	}
@@ -354,7 +376,7 @@ func TestC1Flush(t *testing.T) {
 	q.Kick()
 	q.Wait()
 	q.Wait()
-	if g.backend.stable[40*SectorSize] != 0x77 {
+	if _, stable := g.backend.flushed(); stable[40*SectorSize] != 0x77 {
 		t.Error("the flush overtook a write")
 	}
 }
@@ -365,12 +387,12 @@ func TestC1WriteThrough(t *testing.T) {
 	g := newGuest(t, newRAM(64*SectorSize), all&^FeatureFlush, nil)
 	for n := range byte(4) {
 		g.expect(StatusOK, TypeOut, uint64(n), bytes.Repeat([]byte{n + 1}, SectorSize), 0)
-		if !bytes.Equal(g.backend.stable, g.backend.snapshot()) {
+		if !g.backend.isStable() {
 			t.Fatal("write completed with unstable data")
 		}
 	}
 	g.expect(StatusOK, TypeWriteZeroes, 0, ranges(sectorRange{0, 1, 0}), 0)
-	if !bytes.Equal(g.backend.stable, g.backend.snapshot()) {
+	if !g.backend.isStable() {
 		t.Error("write-zeroes completed with unstable data")
 	}
 	g.expect(StatusUnsupported, TypeFlush, 0, nil, 0)
@@ -404,7 +426,7 @@ func TestLayouts(t *testing.T) {
 	data := bytes.Repeat([]byte("forkvm.."), 128)
 	header := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(TypeOut)), 2)
 	for _, cuts := range [][]int{{}, {16}, {1}, {15}, {17}, {8, 16, 528}, {100, 101, 102, 103}, {1039}} {
-		copy(g.backend.data, make([]byte, len(g.backend.data)))
+		g.backend.put(0, make([]byte, 64*SectorSize))
 		whole := append(bytes.Clone(header), data...)
 		address, status := g.Alloc(len(whole), 1), g.Alloc(1, 1)
 		g.Fill(address, whole)
@@ -440,21 +462,22 @@ func TestLayouts(t *testing.T) {
 // device goes on when the backend does.
 func TestC5BackendFails(t *testing.T) {
 	g := newGuest(t, newRAM(64*SectorSize), all, nil)
-	g.backend.err = syscall.ENOSPC
+	g.backend.setError(syscall.ENOSPC)
 	sector := make([]byte, SectorSize)
 	g.expect(StatusIOError, TypeOut, 3, sector, 0)
 	g.expect(StatusIOError, TypeFlush, 0, nil, 0)
 	g.expect(StatusIOError, TypeIn, 3, nil, SectorSize)
 	g.expect(StatusIOError, TypeWriteZeroes, 0, ranges(sectorRange{0, 1, 0}), 0)
-	if len(g.errors) != 4 {
-		t.Fatalf("%d errors reported, want 4", len(g.errors))
+	errs := g.reported()
+	if len(errs) != 4 {
+		t.Fatalf("%d errors reported, want 4", len(errs))
 	}
-	for _, err := range g.errors {
+	for _, err := range errs {
 		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "blk0") {
 			t.Errorf("reported %v", err)
 		}
 	}
-	g.backend.err = nil
+	g.backend.setError(nil)
 	g.expect(StatusOK, TypeOut, 3, sector, 0)
 }
 

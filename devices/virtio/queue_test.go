@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/forkvm/forkvm/vmm/memory"
 )
@@ -181,6 +183,94 @@ func encode(d descriptor) []byte {
 	b = binary.LittleEndian.AppendUint32(b, d.length)
 	b = binary.LittleEndian.AppendUint16(b, d.flags)
 	return binary.LittleEndian.AppendUint16(b, d.next)
+}
+
+// TestNoNotificationIsLost lets a driver make the next chain available at all
+// distances from the moment the one before is in the used ring, which is while
+// the device decides that there are no more. If it did not look again after it
+// has asked for a notification, both sides would wait for each other.
+func TestNoNotificationIsLost(t *testing.T) {
+	for _, eventIndex := range []bool{true, false} {
+		mem := newMemory(t)
+		q := openQueue(t, mem, 256)
+		q.eventIndex = eventIndex
+		kick, stop := make(chan struct{}, 1), make(chan struct{})
+		done := make(chan error, 1)
+		go func() { done <- serveUntil(q, kick, stop) }()
+
+		lost := false
+		for n, begin := 0, time.Now(); !lost && time.Since(begin) < 300*time.Millisecond; n++ {
+			index, asked := makeAvailable(t, q, uint16(n))
+			if asked {
+				kick <- struct{}{}
+			}
+			for turn := 0; usedIndex(t, q) != index && !lost; turn++ {
+				if turn%100 == 99 {
+					runtime.Gosched()
+				}
+				lost = turn%100000 == 99999 && time.Since(begin) > 10*time.Second
+			}
+			for range n % 97 {
+				usedIndex(t, q) // the distance
+			}
+		}
+		close(stop)
+		if err := <-done; err != nil || lost {
+			t.Errorf("event index %v: lost %v, error %v", eventIndex, lost, err)
+		}
+	}
+}
+
+// serveUntil is a device that does nothing with its chains.
+func serveUntil(q *Queue, kick, stop chan struct{}) error {
+	for {
+		select {
+		case <-stop:
+			return nil
+		case <-kick:
+		}
+		for {
+			q.start()
+			c, err := q.Pop()
+			if err != nil {
+				return err
+			}
+			if c == nil {
+				break
+			}
+			if err := q.Push(c, 0); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// makeAvailable stores index n+1 and reports whether the device asked to hear
+// of entry n.
+func makeAvailable(t *testing.T, q *Queue, n uint16) (index uint16, asked bool) {
+	if err := q.mem.WriteUint16(q.driver+ringIndex, n+1); err != nil {
+		t.Fatal(err)
+	}
+	at := q.device + ringFlags
+	if q.eventIndex {
+		at = q.availEvent()
+	}
+	v, err := q.mem.ReadUint16(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q.eventIndex {
+		return n + 1, v == n
+	}
+	return n + 1, v == 0
+}
+
+func usedIndex(t *testing.T, q *Queue) uint16 {
+	v, err := q.mem.ReadUint16(q.device + ringIndex)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
 }
 
 // FuzzQueue pops and pushes on rings full of noise. Whatever is there, chains

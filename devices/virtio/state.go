@@ -11,6 +11,10 @@ import (
 // StateVersion is the version of State that this package writes and reads.
 const StateVersion = 1
 
+// errWasBroken is the failure of a device that was saved with one. The cause
+// was reported then and is not carried on: it would be text from a file.
+var errWasBroken = errors.New("it asked for a reset when it was saved")
+
 // maxState bounds a saved state; ours are a few hundred bytes a queue.
 const maxState = 1 << 20
 
@@ -28,7 +32,6 @@ type State struct {
 	DriverFeaturesSel uint32          `json:"driver_features_sel"`
 	QueueSel          uint32          `json:"queue_sel"`
 	SHMSel            uint32          `json:"shm_sel"`
-	Failure           string          `json:"failure,omitempty"`
 	Queues            []QueueState    `json:"queues"`
 	Device            json.RawMessage `json:"device,omitempty"`
 }
@@ -84,9 +87,6 @@ func (t *Transport) state() State {
 		QueueSel:          t.regs.queueSel,
 		SHMSel:            t.regs.shmSel,
 		Queues:            make([]QueueState, len(t.queues)),
-	}
-	if err := t.Failure(); err != nil {
-		s.Failure = err.Error()
 	}
 	for i, q := range t.queues {
 		s.Queues[i] = QueueState{
@@ -220,7 +220,7 @@ func (t *Transport) resetOnly(s State) {
 	}
 	t.work.Lock()
 	defer t.work.Unlock()
-	t.fail(errors.New(s.Failure))
+	t.fail(errWasBroken)
 }
 
 // compareState refuses a state that replay did not lead to.

@@ -3,6 +3,7 @@ package virtio_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -201,9 +202,14 @@ func TestQueueIsFixed(t *testing.T) {
 	if s.ReadRegister(virtio.RegQueueReady) != 0 {
 		t.Error("a queue was opened after DRIVER_OK")
 	}
-	s.save(t)
+	state := s.save(t)
 	if q.UsedIndex() != 3 {
 		t.Errorf("used index is %d, want 3", q.UsedIndex())
+	}
+	want := fmt.Sprintf(`{"size":64,"ready":false,"descriptors":%d,"driver":%d,"device":%d,"next_avail":0,"next_used":0}`,
+		q.Descriptors, q.Driver, q.Device)
+	if !strings.Contains(string(state), want) {
+		t.Errorf("state is\n%s\nwant a queue\n%s", state, want)
 	}
 }
 
@@ -264,6 +270,21 @@ func TestSetSpace(t *testing.T) {
 	}
 	if s.ReadRegister(virtio.RegConfigGeneration) == before {
 		t.Error("the generation did not change")
+	}
+	// While the device is paused the line is quiet; the guest hears later.
+	if err := s.transport.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	edges := s.Interrupt.Count()
+	s.transport.SetSpace([]byte("ABCDEFGHIJ"))
+	if s.Interrupt.Count() != edges {
+		t.Error("interrupt from a paused device")
+	}
+	if err := s.transport.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if reason := s.AwaitInterrupt(); reason != virtio.InterruptConfigChange {
+		t.Errorf("interrupt status after the pause is %#x", reason)
 	}
 	var b [4]byte
 	if s.transport.Read(virtio.RegConfig, b[:]); string(b[:]) != "ABCD" {
@@ -574,6 +595,10 @@ func TestGoldenState(t *testing.T) {
 	for n := range 3 {
 		s.Do(s.Queues[0], echoRequest(s.Driver, n))
 	}
+	if err := s.transport.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	s.Acknowledge() // the last request may have been seen before its interrupt
 	got := s.save(t)
 	path := filepath.Join("testdata", "state.json")
 	if os.Getenv("UPDATE_GOLDEN") != "" {

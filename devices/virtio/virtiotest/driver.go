@@ -40,6 +40,8 @@ type Driver struct {
 	// Queues are those set up since the last reset.
 	Queues []*Queue
 	next   uint64 // guest-physical address that Alloc gives out next
+	resets uint64
+	free   uint64 // the same when initialisation ended: behind the rings
 }
 
 // NewMemory returns MemorySize bytes of zeroed guest RAM that are closed at
@@ -97,7 +99,9 @@ func (d *Driver) Reset() {
 		d.tb.Fatalf("status after reset is %#x", got)
 	}
 	d.Queues = nil
-	d.next = 1 << 20
+	// The next rings are elsewhere: a device that remembers the old ones shows.
+	d.resets++
+	d.next = 1<<20 + d.resets%16<<14
 }
 
 // Offered returns the features that the device offers.
@@ -159,7 +163,12 @@ func (d *Driver) Go() {
 	if got := d.AddStatus(virtio.StatusDriverOK); got != want {
 		d.tb.Fatalf("status at the end of initialisation is %#x, want %#x", got, want)
 	}
+	d.free = d.next
 }
+
+// Recycle takes back all memory that was given out since Go. No request may be
+// under way.
+func (d *Driver) Recycle() { d.next = d.free }
 
 // SetupQueue places a queue of n entries in memory and makes it ready. Queues
 // are set up in the order of their indices.
