@@ -1,4 +1,4 @@
-// Package vsock is the virtio socket device (virtio 1.3, section 5.10) with its host side in user space: stream connections
+// Package vsock is the virtio socket device (virtio 1.2, section 5.10) with its host side in user space: stream connections
 // between programs in the guest, which use AF_VSOCK, and programs on the host, which use Unix sockets.
 //
 //   - Host to guest: a client connects to Config.Listener, writes "CONNECT <port>\n" and reads "OK <port>\n" when the guest

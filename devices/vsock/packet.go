@@ -2,7 +2,7 @@ package vsock
 
 import "encoding/binary"
 
-// Values of the socket device (virtio 1.3, section 5.10).
+// Values of the socket device (virtio 1.2, section 5.10).
 const (
 	// HostCID is the address of the host in every guest.
 	HostCID = 2

@@ -14,7 +14,7 @@ var restartTimeout = 3 * time.Second
 // bufferTimeout is how long the announcement waits for a buffer of the driver.
 const bufferTimeout = 100 * time.Millisecond
 
-// restart is what a restored device has to do before it is as good as new (5.10.6.6 and the driver's 5.10.6.7): tell the
+// restart is what a restored device has to do before it is as good as new (section 5.10.6.7): tell the
 // driver that the other ends of its connections are gone. A plain pause and resume has no part in it.
 type restart struct {
 	stage restartStage
