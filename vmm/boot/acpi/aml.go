@@ -27,7 +27,6 @@ const (
 	opDevice      = 0x82 // after opExtension
 	opEqual       = 0x93
 	opIf          = 0xa0
-	opReturn      = 0xa4
 )
 
 func join(terms ...aml) aml { return slices.Concat(terms...) }
@@ -119,8 +118,6 @@ func ifEqual(a, b aml, terms ...aml) aml {
 func notify(object aml, value uint64) aml {
 	return join(aml{opNotify}, object, integer(value))
 }
-
-func returned(value aml) aml { return join(aml{opReturn}, value) }
 
 // resources is a buffer of resource descriptors with the end tag. A checksum of
 // zero in the tag means that there is none, section 6.4.2.9.
