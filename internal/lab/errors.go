@@ -1,6 +1,8 @@
 package lab
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -31,9 +33,9 @@ const (
 	Panic Reason = "kernel panic"
 	// Exited: the emulator or the machine ended by itself.
 	Exited Reason = "machine ended"
-	// TimedOut: the machine did not get ready, or a command did not end, in its time.
+	// TimedOut: the machine did not answer in its time.
 	TimedOut Reason = "timed out"
-	// Cancelled: the caller's context ended.
+	// Cancelled: the caller's context ended before the machine answered.
 	Cancelled Reason = "cancelled"
 	// Closed: Close was called while a command ran.
 	Closed Reason = "closed"
@@ -51,7 +53,7 @@ type DeathError struct {
 func (e *DeathError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "run lab machine (%s): %s", e.Doing, e.Reason)
-	if e.Cause != nil {
+	if e.Cause != nil && e.Reason != TimedOut && e.Reason != Cancelled { // those say it all
 		fmt.Fprintf(&b, ": %v", e.Cause)
 	}
 	if e.Emulator != "" {
@@ -64,3 +66,18 @@ func (e *DeathError) Error() string {
 }
 
 func (e *DeathError) Unwrap() error { return e.Cause }
+
+// StoppedError says that a command was killed because its context ended. The machine goes on.
+type StoppedError struct {
+	Doing string // the command
+	Cause error  // context.DeadlineExceeded or context.Canceled
+}
+
+func (e *StoppedError) Error() string {
+	if errors.Is(e.Cause, context.DeadlineExceeded) {
+		return fmt.Sprintf("run in lab (%s): killed, its time ran out", e.Doing)
+	}
+	return fmt.Sprintf("run in lab (%s): killed: %v", e.Doing, e.Cause)
+}
+
+func (e *StoppedError) Unwrap() error { return e.Cause }

@@ -147,9 +147,9 @@ func TestMachine(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err := m.Run(ctx, lab.Shell("sleep 1000 & sleep 1000"))
-		var death *lab.DeathError
-		if !errors.As(err, &death) || death.Reason != lab.TimedOut || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v, want one that says it timed out", err)
+		var stopped *lab.StoppedError
+		if !errors.As(err, &stopped) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v, want one that says its time ran out", err)
 		}
 		if _, stdout, _ := run(t, m, lab.Shell("pidof sleep; echo alive")); stdout != "alive\n" {
 			t.Errorf("afterwards: %q", stdout)

@@ -281,6 +281,16 @@ func (m *Machine) death(doing string, cause error) error {
 	return e
 }
 
+// Alive says whether the machine still runs, as far as is known: it is not once it has crashed or Close was called.
+func (m *Machine) Alive() bool {
+	select {
+	case <-m.gone:
+		return false
+	default:
+		return true
+	}
+}
+
 // Up is the time from the emulator's start until the machine was ready.
 func (m *Machine) Up() time.Duration { return m.up }
 

@@ -25,13 +25,12 @@ const (
 
 // emulatorArgs is the emulator's command line, without its name.
 func emulatorArgs(c Config, kernelImage, initramfs string, disks []disk) []string {
-	accel := "tcg,thread=multi,tb-size=512"
-	if c.Counted {
-		accel = "tcg,thread=single,tb-size=512"
-	}
 	args := []string{
 		"-name", "forkvm-lab",
-		"-accel", accel,
+		// One thread for all processors: with a thread for each, QEMU before 8.1 may translate code while another processor
+		// changes it, and keep the stale translation. The kernel changes its code all the time (static keys), and dies of the
+		// breakpoints that it meets then.
+		"-accel", "tcg,thread=single,tb-size=512",
 		"-M", "q35,usb=off,sata=off,smbus=off,graphics=off,vmport=off",
 		"-cpu", "EPYC-v3,+svm,+npt",
 		"-m", strconv.Itoa(c.MemoryMiB),

@@ -45,8 +45,8 @@ func Shell(line string) Command { return Command{Argv: []string{"/bin/bash", "-c
 // killGrace is how long a command that was told to end may take before the machine is taken for dead.
 const killGrace = 10 * time.Second
 
-// Run runs a command to its end. An error means that there is no outcome: the command could not be started, or a
-// *DeathError. When ctx ends first, the command and all that it started are killed, and the machine goes on.
+// Run runs a command to its end. An error means that there is no outcome. When ctx ends first, the command and all that it
+// started are killed and the error is a *StoppedError; when the machine fails, or does not even do that, a *DeathError.
 func (m *Machine) Run(ctx context.Context, c Command) (Outcome, error) {
 	id := m.newID()
 	doing := strings.Join(c.Argv, " ")
@@ -70,8 +70,8 @@ func (m *Machine) Run(ctx context.Context, c Command) (Outcome, error) {
 	if err := frame.JSON(&outcome); err != nil {
 		return Outcome{}, err
 	}
-	if ctx.Err() != nil {
-		return Outcome{}, m.death(doing, ctx.Err())
+	if err := ctx.Err(); err != nil {
+		return Outcome{}, &StoppedError{doing, err}
 	}
 	if outcome.Error != "" {
 		return Outcome{}, fmt.Errorf("run %s: %s", doing, outcome.Error)

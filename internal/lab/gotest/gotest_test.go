@@ -1,11 +1,15 @@
 package gotest
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/forkvm/forkvm/internal/lab"
 )
 
 func TestDiscover(t *testing.T) {
@@ -74,6 +78,35 @@ func TestBuildTreeMirrorsTheModule(t *testing.T) {
 	}
 	if _, err := os.Stat(stale); !os.IsNotExist(err) {
 		t.Errorf("a file of an earlier run stays: %v", err)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	broken := errors.New("no such program")
+	for _, test := range []struct {
+		name    string
+		outcome lab.Outcome
+		err     error
+		want    []string // in the problem; none: no problem
+		wantErr error
+	}{
+		{"good", lab.Outcome{}, nil, nil, nil},
+		{"failed", lab.Outcome{Code: 1}, nil, []string{"exit status 1"}, nil},
+		{"left something", lab.Outcome{Left: []string{"7 sleep"}}, nil, []string{"left processes behind", "7 sleep"}, nil},
+		{"both", lab.Outcome{Code: 2, Left: []string{"7 sleep"}}, nil, []string{"exit status 2", "7 sleep"}, nil},
+		{"panic", lab.Outcome{}, &lab.DeathError{Reason: lab.Panic, Console: []string{"BUG"}}, []string{"kernel panic", "BUG"}, nil},
+		{"too slow", lab.Outcome{}, &lab.StoppedError{Cause: context.DeadlineExceeded}, []string{"time ran out"}, nil},
+		{"the lab's fault", lab.Outcome{}, broken, nil, broken},
+	} {
+		problem, err := verdict(test.outcome, test.err)
+		if err != test.wantErr || len(test.want) == 0 && problem != "" {
+			t.Errorf("%s: %q, %v; want no problem and error %v", test.name, problem, err, test.wantErr)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(problem, want) {
+				t.Errorf("%s: problem %q does not have %q", test.name, problem, want)
+			}
+		}
 	}
 }
 

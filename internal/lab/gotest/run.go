@@ -8,6 +8,7 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/forkvm/forkvm/internal/lab"
@@ -21,7 +22,8 @@ type Options struct {
 	Bench    string   // regular expression of benchmarks; without Run, no tests run then
 	Count    int      // 0: 1
 	Short    bool
-	Verbose  bool
+	Verbose  bool          // show all output as it comes, which takes a single machine
+	Machines int           // how many at once; 0: 1
 	Timeout  time.Duration // of one package's tests; 0: 10 minutes
 	Env      []string
 	Machine  lab.Config // its In gets the tree
@@ -35,10 +37,20 @@ const (
 	panicGrace = 30 * time.Second
 )
 
+// streams says whether output is shown as it comes.
+func (o Options) streams() bool { return o.Verbose || o.Bench != "" }
+
 // Result counts what ran.
 type Result struct {
 	Passed, Failed, Skipped int // tests, subtests not counted
 	FailedPackages          []string
+}
+
+func (r *Result) add(other Result) {
+	r.Passed += other.Passed
+	r.Failed += other.Failed
+	r.Skipped += other.Skipped
+	r.FailedPackages = append(r.FailedPackages, other.FailedPackages...)
 }
 
 // Run builds and runs. Its error is for what kept it from doing so; failing tests are in the result.
@@ -48,6 +60,9 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	}
 	if o.Log == nil {
 		o.Log = io.Discard
+	}
+	if o.streams() {
+		o.Machines = 1
 	}
 	packages, err := List(ctx, o.Patterns...)
 	if err != nil {
@@ -65,19 +80,46 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	r := &runner{options: o}
-	defer r.close()
+	return runAll(ctx, o, binaries)
+}
+
+// runAll runs the binaries on as many machines as are asked for, each package wherever one is free.
+func runAll(ctx context.Context, o Options, binaries []binary) (Result, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	queue := make(chan binary, len(binaries))
 	for _, b := range binaries {
-		if err := r.run(ctx, b); err != nil {
-			return r.result, err
-		}
+		queue <- b
 	}
-	return r.result, nil
+	close(queue)
+	var group sync.WaitGroup
+	runners := make([]*runner, min(max(1, o.Machines), len(binaries)))
+	var output sync.Mutex
+	for i := range runners {
+		r := &runner{options: o, output: &output}
+		runners[i] = r
+		group.Go(func() {
+			defer r.close()
+			for b := range queue {
+				if err := r.run(ctx, b); err != nil {
+					cancel(err) // of all; the first one's is told
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	var total Result
+	for _, r := range runners {
+		total.add(r.result)
+	}
+	return total, context.Cause(ctx)
 }
 
 // runner runs test binaries in one machine, and in a new one after a machine has died under a test.
 type runner struct {
 	options Options
+	output  *sync.Mutex // held while writing to options.Output what is not to be mixed with another package's
 	machine *lab.Machine
 	result  Result
 }
@@ -90,9 +132,10 @@ func (r *runner) close() {
 }
 
 func (r *runner) start(ctx context.Context) error {
-	if r.machine != nil {
+	if r.machine != nil && r.machine.Alive() {
 		return nil
 	}
+	r.close()
 	config := r.options.Machine
 	config.In = append(append([]string{}, config.In...), r.options.Tree)
 	machine, err := lab.Start(ctx, config)
@@ -113,7 +156,7 @@ func (r *runner) run(ctx context.Context, b binary) error {
 	var kept bytes.Buffer
 	counter := &counter{}
 	sink := io.Writer(&kept)
-	if r.options.Verbose || r.options.Bench != "" {
+	if r.options.streams() {
 		sink = r.options.Output
 	}
 	limited, cancel := context.WithTimeout(ctx, r.options.Timeout+panicGrace)
@@ -121,28 +164,18 @@ func (r *runner) run(ctx context.Context, b binary) error {
 	begin := time.Now()
 	outcome, err := r.machine.Run(limited, r.command(b, io.MultiWriter(sink, counter)))
 	took := time.Since(begin).Seconds()
-	var death *lab.DeathError
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return ctx.Err()
-	case errors.As(err, &death):
-		fmt.Fprintf(sink, "%v\n", err)
-		r.close()
-	case err != nil:
+	}
+	problem, err := verdict(outcome, err)
+	if err != nil {
 		return err
 	}
 	r.result.Passed += counter.passed
 	r.result.Failed += counter.failed
 	r.result.Skipped += counter.skipped
-	problem := ""
-	switch {
-	case err != nil:
-		problem = string(death.Reason)
-	case len(outcome.Left) > 0:
-		problem = fmt.Sprintf("left processes behind:\n\t%s\n", strings.Join(outcome.Left, "\n\t"))
-	case outcome.Code != 0:
-		problem = fmt.Sprintf("exit status %d", outcome.Code)
-	}
+	r.output.Lock()
+	defer r.output.Unlock()
 	if problem == "" {
 		fmt.Fprintf(r.options.Output, "ok  \t%s\t%.3fs%s\n", name, took, counter.note())
 		return nil
@@ -154,6 +187,26 @@ func (r *runner) run(ctx context.Context, b binary) error {
 		r.result.Failed++
 	}
 	return nil
+}
+
+// verdict is what is wrong with a test binary's run, "" for nothing. An error is one of the lab itself.
+func verdict(outcome lab.Outcome, err error) (string, error) {
+	var death *lab.DeathError
+	var stopped *lab.StoppedError
+	switch {
+	case errors.As(err, &death), errors.As(err, &stopped):
+		return err.Error(), nil
+	case err != nil:
+		return "", err
+	}
+	var problems []string
+	if outcome.Code != 0 {
+		problems = append(problems, fmt.Sprintf("exit status %d", outcome.Code))
+	}
+	if len(outcome.Left) > 0 {
+		problems = append(problems, "left processes behind:\n\t"+strings.Join(outcome.Left, "\n\t"))
+	}
+	return strings.Join(problems, "\n"), nil
 }
 
 func (r *runner) command(b binary, out io.Writer) lab.Command {

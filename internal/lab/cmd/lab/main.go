@@ -37,6 +37,7 @@ func main() {
 	os.Exit(code)
 }
 
+// dispatch runs a verb. An error with exit status 0 is the lab's.
 func dispatch(ctx context.Context, args []string) (int, error) {
 	if len(args) == 0 {
 		fmt.Fprint(os.Stderr, usage)
@@ -55,11 +56,11 @@ func dispatch(ctx context.Context, args []string) (int, error) {
 		fmt.Fprint(os.Stderr, usage)
 		return exitUsage, nil
 	}
-	if err == nil {
-		return code, nil
+	if err == nil || code != 0 {
+		return code, err
 	}
-	var death *lab.DeathError
-	if errors.As(err, &death) && death.Reason == lab.TimedOut {
+	var stopped *lab.StoppedError
+	if errors.As(err, &stopped) && errors.Is(err, context.DeadlineExceeded) {
 		return exitTimedOut, err
 	}
 	return exitLab, err
@@ -68,7 +69,7 @@ func dispatch(ctx context.Context, args []string) (int, error) {
 func printKernel(ctx context.Context) (int, error) {
 	path, err := lab.FetchKernel(ctx, "")
 	if err != nil {
-		return exitLab, err
+		return 0, err
 	}
 	fmt.Println(path)
 	return 0, nil

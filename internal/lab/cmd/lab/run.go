@@ -29,7 +29,7 @@ func runCommand(ctx context.Context, args []string) (int, error) {
 	}
 	machine, err := startMachine(ctx)
 	if err != nil {
-		return exitLab, err
+		return 0, err
 	}
 	defer machine.Close()
 	timeout, err := timeoutFrom(os.Getenv(lab.EnvTimeout), defaultTimeout)
@@ -44,10 +44,10 @@ func runCommand(ctx context.Context, args []string) (int, error) {
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	outcome, err := machine.Run(limited, command)
 	if err != nil {
-		return exitLab, err
+		return 0, err
 	}
 	if err := collect(ctx, machine); err != nil {
-		return exitLab, err
+		return 0, err
 	}
 	return outcome.Code, nil
 }

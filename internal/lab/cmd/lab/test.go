@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 
 	"github.com/forkvm/forkvm/internal/lab"
@@ -22,6 +23,8 @@ func runTests(ctx context.Context, args []string) (int, error) {
 	flags.StringVar(&o.Run, "run", "", "run only the tests that match `regexp`; default: those that need KVM")
 	flags.StringVar(&o.Bench, "bench", "", "run the benchmarks that match `regexp`")
 	flags.IntVar(&o.Count, "count", 1, "run each test `n` times")
+	// A machine keeps one processor busy.
+	flags.IntVar(&o.Machines, "machines", min(2, runtime.NumCPU()), "share the packages among `n` machines")
 	flags.BoolVar(&o.Short, "short", false, "tell tests to be short")
 	flags.DurationVar(&o.Timeout, "timeout", 0, "of one package's tests; default 10m")
 	if err := flags.Parse(args); err != nil {
@@ -33,7 +36,7 @@ func runTests(ctx context.Context, args []string) (int, error) {
 	}
 	config, err := configFromEnvironment()
 	if err != nil {
-		return exitLab, err
+		return 0, err
 	}
 	o.Machine, o.Tree, o.Output = config, testTree, os.Stdout
 	if verbose() {
@@ -42,7 +45,7 @@ func runTests(ctx context.Context, args []string) (int, error) {
 	o.Env = append(passedEnv(os.Environ(), os.Getenv(lab.EnvPass)), testkit.EnvRequire+"="+requirements(os.Getenv(testkit.EnvRequire)))
 	result, err := gotest.Run(ctx, o)
 	if err != nil {
-		return exitLab, err
+		return 0, err
 	}
 	if n := len(result.FailedPackages); n > 0 {
 		return 1, fmt.Errorf("tests failed in %d packages: %s", n, strings.Join(result.FailedPackages, ", "))
