@@ -1,0 +1,232 @@
+package proto
+
+import "encoding/json"
+
+// Operations of version 1.
+const (
+	OpPing     = "ping"
+	OpExec     = "exec"
+	OpPut      = "put"
+	OpGet      = "get"
+	OpRenew    = "renew"
+	OpShutdown = "shutdown"
+)
+
+// Request asks for the one operation of a connection.
+type Request struct {
+	Op string `json:"op"`
+	// OperationID is chosen by the host, unique per guest, at most 128 bytes.
+	// An agent never runs two operations with the same one. Empty: no id.
+	OperationID string `json:"operation_id,omitempty"`
+	// Generation is the one that the host believes the guest to have. The
+	// request is refused with generation_mismatch when it has another. Empty:
+	// not checked.
+	Generation string `json:"generation,omitempty"`
+	// Requires lists features without which the request would mean something
+	// else. Members that an old agent does not know are ignored by it; a host
+	// that cannot live with that names the feature here and is refused instead.
+	Requires []string `json:"requires,omitempty"`
+	// Params is the operation's own message, for example an ExecRequest.
+	Params json.RawMessage `json:"params,omitempty"`
+}
+
+// Started says that the operation has begun: from now on it may have effects.
+type Started struct {
+	OperationID string `json:"operation_id,omitempty"`
+	// Exec: process id in the guest, and what ends the command's descendants.
+	PID         int    `json:"pid,omitempty"`
+	Containment string `json:"containment,omitempty"`
+	// Get: what is going to be sent.
+	File *FileInfo `json:"file,omitempty"`
+}
+
+// Control is sent by the host while an operation runs.
+type Control struct {
+	// Signal is sent to the command's main process and its process group.
+	Signal int `json:"signal,omitempty"`
+}
+
+// What happens to an output stream of a command.
+const (
+	OutputStream  = ""        // sent to the host
+	OutputDiscard = "discard" // connected to /dev/null
+	OutputStdout  = "stdout"  // stderr only: the same pipe as stdout, order kept
+)
+
+// ExecRequest describes a command.
+type ExecRequest struct {
+	// Args is the argument vector; Args[0] is looked up in the command's PATH
+	// when it has no slash.
+	Args []Text `json:"args"`
+	// Env entries (NAME=value) are added to the default environment (PATH,
+	// HOME, USER, LOGNAME), or are all of it when ClearEnv is set.
+	Env      []Text `json:"env,omitempty"`
+	ClearEnv bool   `json:"clear_env,omitempty"`
+	// Dir is the working directory; empty: the user's home, or / without one.
+	Dir Text `json:"dir,omitempty"`
+	// User is "name", "uid", "name:group" or "uid:gid", numbers need no entry
+	// in /etc/passwd. Empty: the user the agent runs as, root.
+	User string `json:"user,omitempty"`
+	// Stdin: the host sends the Stdin stream. Otherwise it is /dev/null.
+	Stdin bool `json:"stdin,omitempty"`
+	// Stdout and Stderr are one of the Output words.
+	Stdout string `json:"stdout,omitempty"`
+	Stderr string `json:"stderr,omitempty"`
+	// StdoutLimit and StderrLimit cut a stream after so many bytes; the rest is
+	// read, counted and dropped. 0: no limit.
+	StdoutLimit int64 `json:"stdout_limit,omitempty"`
+	StderrLimit int64 `json:"stderr_limit,omitempty"`
+	// TimeoutMS ends the command and all its descendants. 0: no timeout.
+	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+}
+
+// What reaches the descendants of a command when it is killed.
+const (
+	ContainmentCgroup       = "cgroup"        // every one of them
+	ContainmentProcessGroup = "process_group" // those that did not leave the group
+)
+
+// Exit codes that are not the command's own, as shells and timeout(1) use them.
+const (
+	ExitTimeout       = 124
+	ExitNotExecutable = 126
+	ExitNotFound      = 127
+	ExitSignalBase    = 128
+)
+
+// ExecResult is the end of a command. It says how the command ended; that the
+// machine or the protocol failed is an Error frame instead.
+type ExecResult struct {
+	// ExitCode is the command's own, or one of the Exit numbers.
+	ExitCode int `json:"exit_code"`
+	// Signal is the number of the signal that ended the main process, or 0.
+	Signal   int  `json:"signal,omitempty"`
+	TimedOut bool `json:"timed_out"`
+	// OOMKilled: the kernel killed one of the command's processes for want of
+	// memory. Always false without a memory cgroup.
+	OOMKilled bool `json:"oom_killed"`
+	// Bytes that the command wrote and that were sent, and those dropped
+	// because of a limit.
+	StdoutBytes     int64 `json:"stdout_bytes"`
+	StderrBytes     int64 `json:"stderr_bytes"`
+	StdoutTruncated bool  `json:"stdout_truncated"`
+	StderrTruncated bool  `json:"stderr_truncated"`
+	StdoutDropped   int64 `json:"stdout_dropped,omitempty"`
+	StderrDropped   int64 `json:"stderr_dropped,omitempty"`
+	// DurationMS is the time from start to exit on the guest's monotonic clock.
+	DurationMS int64 `json:"duration_ms"`
+	// Containment is one of the Containment words, empty if nothing started.
+	Containment string `json:"containment,omitempty"`
+	// Error is set when the command could not be invoked (126, 127).
+	Error *Error `json:"error,omitempty"`
+}
+
+// PutRequest describes a file that follows on the Stdin stream. It appears
+// under its name only when it is complete and on disk.
+type PutRequest struct {
+	// Path is absolute. What is there under this name is replaced, a symbolic
+	// link as well; a directory is not.
+	Path Text `json:"path"`
+	// Mode are the permission bits, 07777 at most.
+	Mode uint32 `json:"mode"`
+	// User owns the file; same form as in ExecRequest. Empty: the agent's.
+	User string `json:"user,omitempty"`
+}
+
+// GetRequest asks for a regular file's contents on the Stdout stream.
+type GetRequest struct {
+	Path Text `json:"path"`
+}
+
+// FileInfo describes a file. Size is what the file system said before the
+// transfer; FileResult says how much was transferred.
+type FileInfo struct {
+	Size    int64  `json:"size"`
+	Mode    uint32 `json:"mode"`
+	UID     uint32 `json:"uid"`
+	GID     uint32 `json:"gid"`
+	MtimeNS int64  `json:"mtime_ns"`
+}
+
+// FileResult ends put and get.
+type FileResult struct {
+	Bytes int64 `json:"bytes"`
+}
+
+// PingResult is the state of the guest agent.
+type PingResult struct {
+	Version    string `json:"version"`
+	Generation string `json:"generation"`
+	// UptimeMS is the guest's time since boot, suspension included.
+	UptimeMS int64 `json:"uptime_ms"`
+	// TimeNS is the guest's wall clock, Unix time.
+	TimeNS int64 `json:"time_ns"`
+	// Operations running now, this one not counted.
+	Operations int `json:"operations"`
+}
+
+// RenewRequest gives a clone an identity of its own. Absent members are left
+// as they are.
+type RenewRequest struct {
+	// Generation is a UUID in the usual form.
+	Generation string `json:"generation"`
+	// Entropy is credited to the kernel and mixed in at once; at most 512 bytes.
+	Entropy []byte `json:"entropy,omitempty"`
+	// WallClockNS is the host's wall clock, Unix time, at the time of sending.
+	WallClockNS int64 `json:"wall_clock_ns,omitempty"`
+	// Hostname has at most 64 bytes.
+	Hostname string `json:"hostname,omitempty"`
+	// MachineID is 32 lower-case hexadecimal digits.
+	MachineID string `json:"machine_id,omitempty"`
+	// BootID asks for a fresh boot id, made of the renewed entropy.
+	BootID bool `json:"boot_id,omitempty"`
+}
+
+// Items of a renewal, the keys of RenewResult.Items.
+const (
+	ItemEntropy    = "entropy"
+	ItemWallClock  = "wall_clock"
+	ItemHostname   = "hostname"
+	ItemMachineID  = "machine_id"
+	ItemBootID     = "boot_id"
+	ItemGeneration = "generation"
+)
+
+// What became of an item.
+const (
+	RenewDone   = "done"
+	RenewAbsent = "absent" // this guest has no such thing to renew
+	RenewFailed = "failed"
+)
+
+// RenewResult confirms each item by itself. An item that the agent does not
+// know is missing from it, so the host counts it as not confirmed.
+type RenewResult struct {
+	Items map[string]RenewItem `json:"items"`
+	// BootID is the new one.
+	BootID string `json:"boot_id,omitempty"`
+	// TimeNS is the guest's wall clock afterwards, Unix time.
+	TimeNS int64 `json:"time_ns"`
+}
+
+// RenewItem is the fate of one item.
+type RenewItem struct {
+	Status string `json:"status"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// Ways to end a guest.
+const (
+	ShutdownPowerOff = "poweroff"
+	ShutdownReboot   = "reboot"
+)
+
+// ShutdownRequest starts an orderly end of the guest.
+type ShutdownRequest struct {
+	Action string `json:"action"`
+}
+
+// ShutdownResult says that the end has begun, and who brings it about.
+type ShutdownResult struct {
+	Method string `json:"method"`
+}
