@@ -1,0 +1,325 @@
+// Package client is the host's side of the guest agent: it runs commands, moves
+// files and renews the identity of a guest, over any connection to its agent.
+//
+//	c := client.New(client.Config{Dial: dial})
+//	result, err := c.Exec(ctx, client.Command{Args: []string{"make", "test"}, Stdout: os.Stdout})
+//
+// An error means that the machine, the connection or the request failed. How a
+// command ended, be it badly, is a Result.
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// Error is a failure that the guest agent reported; Code is one of the words
+// of package proto. Compare with errors.Is(err, &client.Error{Code: …}).
+type Error = proto.Error
+
+// Config says how to reach a guest agent.
+type Config struct {
+	// Dial opens a new connection to the guest agent; one is made for each
+	// operation.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Generation, if set, is what the guest must have: operations other than
+	// Ping, Renew and Shutdown are refused by a guest with another one.
+	Generation string
+	// Software names the calling program to the agent.
+	Software string
+}
+
+// Client talks to one guest agent. It holds no connection between operations;
+// any number of goroutines may use it.
+type Client struct{ cfg Config }
+
+// New returns a client. It does not connect.
+func New(cfg Config) *Client { return &Client{cfg: cfg} }
+
+// ConnectionError says that the guest agent could not be reached or that the
+// connection to it broke.
+type ConnectionError struct {
+	// Op is the operation, one of the proto.Op words.
+	Op string
+	// Started: the guest agent had begun the operation, so it may have had
+	// effects. A command is killed when its connection breaks. Otherwise it is
+	// not known to have begun.
+	Started bool
+	// Err is the cause.
+	Err error
+}
+
+// Error implements error.
+func (e *ConnectionError) Error() string {
+	if e.Started {
+		return fmt.Sprintf("%s in guest: connection lost while it ran: %v", e.Op, e.Err)
+	}
+	return fmt.Sprintf("%s in guest: reach guest agent: %v", e.Op, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *ConnectionError) Unwrap() error { return e.Err }
+
+// call is one operation on its connection.
+type call struct {
+	ctx  context.Context
+	op   string
+	conn net.Conn
+	wire *proto.Conn
+	stop func() bool
+
+	started  bool
+	onStart  func(proto.Started)
+	onCredit func(stream uint16, n int, f proto.Flags) error
+	queues   map[uint16]*proto.Queue
+}
+
+// begin connects and sends the request in the first write, with the credit for
+// the streams that the operation is going to receive.
+func (c *Client) begin(ctx context.Context, op string, request proto.Request, params any, queues map[uint16]*proto.Queue) (*call, error) {
+	frames, err := c.opening(op, request, params, queues)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := c.cfg.Dial(ctx)
+	if err != nil {
+		return nil, wrap(ctx, op, false, err)
+	}
+	k := &call{ctx: ctx, op: op, conn: conn, wire: proto.NewConn(conn), queues: queues}
+	k.stop = context.AfterFunc(ctx, func() { conn.Close() })
+	if err := k.wire.Write(frames); err != nil {
+		// The agent may have said why it closed the connection.
+		if said := k.hello(); said != nil {
+			err = said
+		}
+		k.end()
+		return nil, k.wrap(err)
+	}
+	if err := k.hello(); err != nil {
+		k.end()
+		return nil, k.wrap(err)
+	}
+	return k, nil
+}
+
+func (c *Client) opening(op string, request proto.Request, params any, queues map[uint16]*proto.Queue) ([]byte, error) {
+	b, err := proto.AppendJSON(nil, proto.TypeHello, proto.Hello{
+		Protocol: proto.Name, Min: proto.MinVersion, Max: proto.MaxVersion, Speaks: proto.MaxVersion,
+		Software: c.cfg.Software,
+	})
+	if err != nil {
+		return nil, err
+	}
+	request.Op = op
+	if params != nil {
+		if request.Params, err = json.Marshal(params); err != nil {
+			return nil, fmt.Errorf("encode %s request: %w", op, err)
+		}
+	}
+	if b, err = proto.AppendJSON(b, proto.TypeRequest, request); err != nil {
+		return nil, err
+	}
+	for stream, q := range queues {
+		b = proto.AppendCredit(b, stream, uint32(q.Size()), 0)
+	}
+	return b, nil
+}
+
+// hello reads the agent's first frame, and its refusal if it is one.
+func (k *call) hello() error {
+	h, err := k.wire.Next()
+	if err != nil {
+		return err
+	}
+	if h.Type == proto.TypeError {
+		return k.refusal(h)
+	}
+	if h.Type != proto.TypeHello {
+		return &proto.ProtocolError{Reason: fmt.Sprintf("first frame is %v, want hello", h.Type)}
+	}
+	var agent proto.Hello
+	if err := k.wire.JSON(h, &agent); err != nil {
+		return err
+	}
+	if err := agent.Check(); err != nil {
+		return err
+	}
+	if _, ok := agent.Common(proto.MinVersion, proto.MaxVersion); !ok {
+		return &Error{Code: proto.CodeVersionUnsupported, Message: fmt.Sprintf(
+			"the guest agent speaks protocol versions %d to %d, this program %d to %d",
+			agent.Min, agent.Max, proto.MinVersion, proto.MaxVersion)}
+	}
+	return nil
+}
+
+func (k *call) refusal(h proto.Header) error {
+	var e Error
+	if err := k.wire.JSON(h, &e); err != nil {
+		return err
+	}
+	return &e
+}
+
+// finish handles frames until the result, which it decodes.
+func (k *call) finish(result any) error {
+	var buf []byte
+	for {
+		h, err := k.wire.Next()
+		if err != nil {
+			return k.wrap(err)
+		}
+		switch h.Type {
+		case proto.TypeResult:
+			return k.wrap(k.wire.JSON(h, result))
+		case proto.TypeError:
+			return k.wrap(k.refusal(h))
+		case proto.TypeData:
+			buf, err = k.data(h, buf)
+		case proto.TypeCredit:
+			err = k.credit(h)
+		case proto.TypeStarted:
+			var s proto.Started
+			if err = k.wire.JSON(h, &s); err == nil {
+				k.started = true
+				if k.onStart != nil {
+					k.onStart(s)
+				}
+			}
+		default:
+			err = &proto.ProtocolError{Reason: fmt.Sprintf("%v frame from the guest agent", h.Type)}
+		}
+		if err != nil {
+			return k.wrap(err)
+		}
+	}
+}
+
+func (k *call) data(h proto.Header, buf []byte) ([]byte, error) {
+	q := k.queues[h.Stream]
+	if q == nil {
+		return buf, &proto.ProtocolError{Reason: fmt.Sprintf("data on stream %d, which nobody asked for", h.Stream)}
+	}
+	buf, err := k.wire.Payload(h, buf)
+	if err != nil {
+		return buf, err
+	}
+	if err := q.Push(buf); err != nil {
+		return buf, err
+	}
+	if h.Flags&proto.FlagEnd != 0 {
+		q.End()
+	}
+	return buf, nil
+}
+
+func (k *call) credit(h proto.Header) error {
+	n, err := k.wire.Credit(h)
+	if err != nil || k.onCredit == nil {
+		return err
+	}
+	return k.onCredit(h.Stream, n, h.Flags)
+}
+
+func (k *call) end() {
+	k.stop()
+	k.conn.Close()
+}
+
+func (k *call) wrap(err error) error { return wrap(k.ctx, k.op, k.started, err) }
+
+// wrap tells failures of the connection from answers. When the context is the
+// reason that the connection ended, its error is the cause.
+func wrap(ctx context.Context, op string, started bool, err error) error {
+	var answered *Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &answered):
+		return fmt.Errorf("%s in guest: %w", op, err)
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	}
+	return &ConnectionError{Op: op, Started: started, Err: err}
+}
+
+// simple is an operation without streams.
+func (c *Client) simple(ctx context.Context, op string, params, result any) error {
+	k, err := c.begin(ctx, op, proto.Request{}, params, nil)
+	if err != nil {
+		return err
+	}
+	defer k.end()
+	return k.finish(result)
+}
+
+// Info is the state of a guest agent.
+type Info struct {
+	// Version is the agent's.
+	Version string
+	// Generation is empty until the guest was renewed for the first time.
+	Generation string
+	// Uptime is the time since the guest's boot.
+	Uptime time.Duration
+	// Time is the guest's wall clock.
+	Time time.Time
+	// Operations that the agent is running.
+	Operations int
+}
+
+// Ping asks the guest agent how it is.
+func (c *Client) Ping(ctx context.Context) (Info, error) {
+	var r proto.PingResult
+	if err := c.simple(ctx, proto.OpPing, nil, &r); err != nil {
+		return Info{}, err
+	}
+	return Info{
+		Version: r.Version, Generation: r.Generation, Operations: r.Operations,
+		Uptime: time.Duration(r.UptimeMS) * time.Millisecond, Time: time.Unix(0, r.TimeNS),
+	}, nil
+}
+
+// WaitReady pings until the guest agent answers. It gives up when ctx is done,
+// with the last failure, or at once when the agent answers with a refusal.
+func (c *Client) WaitReady(ctx context.Context) (Info, error) {
+	pause, patience := time.Millisecond, time.Second
+	for {
+		info, err := c.tryPing(ctx, patience)
+		var answered *Error
+		if err == nil || errors.As(err, &answered) && !answered.Retryable {
+			return info, err
+		}
+		select {
+		case <-ctx.Done():
+			return Info{}, fmt.Errorf("wait for guest agent: %w (last attempt: %v)", context.Cause(ctx), err)
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 50*time.Millisecond)
+		patience = min(2*patience, 30*time.Second)
+	}
+}
+
+// tryPing bounds one attempt: a connection made while the guest's agent was not
+// listening yet may never be answered.
+func (c *Client) tryPing(ctx context.Context, patience time.Duration) (Info, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	return c.Ping(ctx)
+}
+
+// Shutdown begins the orderly end of the guest and returns who brings it about.
+// The guest is still running then.
+func (c *Client) Shutdown(ctx context.Context, reboot bool) (method string, err error) {
+	r := proto.ShutdownRequest{Action: proto.ShutdownPowerOff}
+	if reboot {
+		r.Action = proto.ShutdownReboot
+	}
+	var result proto.ShutdownResult
+	err = c.simple(ctx, proto.OpShutdown, r, &result)
+	return result.Method, err
+}

@@ -1,0 +1,276 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// outputWindow is how much of an output stream is on its way or waits for its
+// Writer.
+const outputWindow = 256 << 10
+
+// inputChunk is how much is read from Stdin at once.
+const inputChunk = 32 << 10
+
+// Command is a program to run in a guest.
+type Command struct {
+	// Args is the argument vector. Args[0] is looked up in the guest.
+	Args []string
+	// Env entries (NAME=value) are added to the guest agent's default
+	// environment (PATH, HOME, USER, LOGNAME), or are all of it with ClearEnv.
+	Env      []string
+	ClearEnv bool
+	// Dir is the working directory; empty: the user's home.
+	Dir string
+	// User is "name", "uid", "name:group" or "uid:gid"; empty: root.
+	User string
+	// Stdin is copied to the command until its end. Nil: /dev/null.
+	Stdin io.Reader
+	// Stdout and Stderr receive the streams, each from its own goroutine, so
+	// that one that is slow does not hold up the other. Nil: /dev/null. If both
+	// are the same Writer the streams are one pipe in the guest and keep their
+	// order.
+	Stdout, Stderr io.Writer
+	// StdoutLimit and StderrLimit cut a stream after so many bytes; what comes
+	// later is counted and dropped. 0: no limit.
+	StdoutLimit, StderrLimit int64
+	// Timeout kills the command and all its descendants; the result says so.
+	// 0: none. Unlike the end of ctx it is an orderly outcome with all output
+	// that there was.
+	Timeout time.Duration
+	// OperationID, if set, makes the guest agent refuse to run the command a
+	// second time. At most 128 bytes.
+	OperationID string
+}
+
+// Result is how a command ended.
+type Result struct {
+	// ExitCode is the command's own; 124 if it timed out, 126 if it cannot be
+	// invoked, 127 if it was not found, 128+n if signal n ended it.
+	ExitCode  int  `json:"exit_code"`
+	Signal    int  `json:"signal,omitempty"`
+	TimedOut  bool `json:"timed_out"`
+	OOMKilled bool `json:"oom_killed"`
+	// The streams: whether a limit cut them, bytes sent and bytes dropped.
+	StdoutTruncated bool  `json:"stdout_truncated"`
+	StderrTruncated bool  `json:"stderr_truncated"`
+	StdoutBytes     int64 `json:"stdout_bytes"`
+	StderrBytes     int64 `json:"stderr_bytes"`
+	StdoutDropped   int64 `json:"stdout_dropped"`
+	StderrDropped   int64 `json:"stderr_dropped"`
+	// DurationMS is the time from start to exit by the guest's clock.
+	DurationMS int64 `json:"duration_ms"`
+	// Containment is how far a kill reaches: "cgroup", all descendants, or
+	// "process_group", those that stayed in it. Empty if nothing was started.
+	Containment string `json:"containment,omitempty"`
+	// Error says why the command could not be invoked (126 and 127).
+	Error *Error `json:"error,omitempty"`
+}
+
+// Exec runs a command and waits for its main process; background processes that
+// it leaves behind go on. It has delivered all output when it returns. A
+// command whose ctx ends is killed with its descendants.
+//
+// If Stdin is still being read when the command ends, Exec does not wait for
+// that: one Read may be under way, and its bytes are lost.
+//
+// An error of a Writer is returned together with the Result.
+func (c *Client) Exec(ctx context.Context, cmd Command) (Result, error) {
+	p, err := c.Start(ctx, cmd)
+	if err != nil {
+		return Result{}, err
+	}
+	return p.Wait()
+}
+
+// Process is a command whose request was sent.
+type Process struct {
+	call   *call
+	result Result
+	err    error
+	done   chan struct{}
+
+	outputs sync.WaitGroup
+	mu      sync.Mutex
+	failed  error // first error of a Writer
+}
+
+// Start sends a command to the guest and returns without waiting for it. Wait
+// must be called.
+func (c *Client) Start(ctx context.Context, cmd Command) (*Process, error) {
+	p := &Process{done: make(chan struct{})}
+	request, writers := cmd.request()
+	queues := map[uint16]*proto.Queue{}
+	for stream := range writers {
+		queues[stream] = proto.NewQueue(outputWindow)
+	}
+	envelope := proto.Request{OperationID: cmd.OperationID, Generation: c.cfg.Generation}
+	k, err := c.begin(ctx, proto.OpExec, envelope, request, queues)
+	if errors.Is(err, proto.ErrTooLarge) {
+		// The guest could not have invoked it either; the outcome is the same.
+		p.result = Result{ExitCode: proto.ExitNotExecutable, Error: &Error{
+			Code:    proto.CodeArgumentTooLong,
+			Message: fmt.Sprintf("arguments and environment do not fit into a request of %d bytes", proto.MaxControl),
+		}}
+		close(p.done)
+		return p, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.call = k
+	p.begin(cmd.Stdin, writers)
+	return p, nil
+}
+
+func (cmd Command) request() (proto.ExecRequest, map[uint16]io.Writer) {
+	r := proto.ExecRequest{
+		Args: proto.Texts(cmd.Args), Env: proto.Texts(cmd.Env), ClearEnv: cmd.ClearEnv,
+		Dir: proto.Text(cmd.Dir), User: cmd.User, Stdin: cmd.Stdin != nil,
+		StdoutLimit: cmd.StdoutLimit, StderrLimit: cmd.StderrLimit,
+	}
+	if cmd.Timeout > 0 {
+		r.TimeoutMS = max(1, cmd.Timeout.Milliseconds())
+	}
+	writers := map[uint16]io.Writer{}
+	r.Stdout, r.Stderr = proto.OutputDiscard, proto.OutputDiscard
+	if cmd.Stdout != nil {
+		r.Stdout = proto.OutputStream
+		writers[proto.Stdout] = cmd.Stdout
+	}
+	switch {
+	case cmd.Stderr == nil:
+	case same(cmd.Stdout, cmd.Stderr):
+		r.Stderr = proto.OutputStdout
+	default:
+		r.Stderr = proto.OutputStream
+		writers[proto.Stderr] = cmd.Stderr
+	}
+	return r, writers
+}
+
+// same compares Writers; some types cannot be compared and are then different.
+func same(a, b io.Writer) (equal bool) {
+	defer func() {
+		if recover() != nil {
+			equal = false
+		}
+	}()
+	return a == b
+}
+
+func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer) {
+	k := p.call
+	for stream, w := range writers {
+		p.outputs.Add(1)
+		go p.deliver(stream, k.queues[stream], w)
+	}
+	window := proto.NewWindow()
+	k.onCredit = func(stream uint16, n int, f proto.Flags) error {
+		if stream != proto.Stdin {
+			return nil
+		}
+		if f&proto.FlagEnd != 0 {
+			window.Close()
+			return nil
+		}
+		return window.Add(n)
+	}
+	if stdin != nil {
+		go send(k.wire, stdin, window)
+	}
+	go func() {
+		defer close(p.done)
+		defer window.Close()
+		p.err = k.finish(&p.result)
+		for _, q := range k.queues {
+			if p.err != nil {
+				q.Close()
+			} else {
+				q.End()
+			}
+		}
+		k.stop()
+	}()
+}
+
+// Wait waits for the command's end and returns what Exec returns.
+func (p *Process) Wait() (Result, error) {
+	<-p.done
+	p.outputs.Wait()
+	if p.call != nil {
+		p.call.end()
+	}
+	if p.err != nil {
+		return p.result, p.err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.result, p.failed
+}
+
+// Signal sends a signal to the command's main process and its process group.
+// It has no effect before the command has started or after it has ended.
+func (p *Process) Signal(signal int) error {
+	if p.call == nil {
+		return nil
+	}
+	return p.call.wrap(p.call.wire.WriteJSON(proto.TypeControl, proto.Control{Signal: signal}))
+}
+
+// deliver writes one stream to its Writer.
+func (p *Process) deliver(stream uint16, q *proto.Queue, w io.Writer) {
+	defer p.outputs.Done()
+	var b []byte
+	for {
+		var ok bool
+		if b, ok = q.Pop(b); !ok {
+			return
+		}
+		if _, err := w.Write(b); err != nil {
+			p.mu.Lock()
+			if p.failed == nil {
+				p.failed = fmt.Errorf("write output of command: %w", err)
+			}
+			p.mu.Unlock()
+			q.Close()
+			p.call.wire.WriteCredit(stream, 0, proto.FlagEnd)
+			return
+		}
+		if n := q.Consumed(len(b)); n > 0 {
+			p.call.wire.WriteCredit(stream, n, 0)
+		}
+	}
+}
+
+// send copies r to the Stdin stream as credit allows. It reads no further than
+// it may send, and stops when the agent takes no more.
+func send(wire *proto.Conn, r io.Reader, window *proto.Window) error {
+	buf := make([]byte, proto.HeaderSize+inputChunk)
+	for {
+		room := window.Wait(inputChunk)
+		if room == 0 {
+			return nil
+		}
+		n, err := r.Read(buf[proto.HeaderSize : proto.HeaderSize+room])
+		if n > 0 {
+			window.Use(n)
+			if err := wire.WriteData(proto.Stdin, 0, buf[:proto.HeaderSize+n]); err != nil {
+				return nil // the reader of the connection says why
+			}
+		}
+		if err == io.EOF {
+			wire.WriteData(proto.Stdin, proto.FlagEnd, buf[:proto.HeaderSize])
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

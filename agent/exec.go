@@ -1,0 +1,324 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// stdinWindow is how much of a stream from the host the agent holds.
+const stdinWindow = 64 << 10
+
+// execution is one command from its request to its result.
+type execution struct {
+	*session
+	request proto.ExecRequest
+	process *process
+	started time.Time
+
+	input          *os.File // our end of the command's stdin, or nil
+	stdout, stderr *pump    // nil: not streamed
+}
+
+// exec runs a command. It returns when the command's main process has ended
+// and everything that it had written by then is with the host; processes that
+// it left behind, and the pipes they hold, are not waited for.
+func (s *session) exec(r proto.ExecRequest) (proto.ExecResult, error) {
+	if r.TimeoutMS < 0 || r.StdoutLimit < 0 || r.StderrLimit < 0 {
+		return proto.ExecResult{}, failure(proto.CodeInvalidRequest, "negative timeout or limit")
+	}
+	x := &execution{session: s, request: r}
+	err := x.start()
+	var refused *refusal
+	if errors.As(err, &refused) {
+		return proto.ExecResult{ExitCode: refused.exitCode, Error: refused.cause}, nil
+	}
+	if err != nil {
+		return proto.ExecResult{}, err
+	}
+	return x.run(), nil
+}
+
+// start launches the command and tells the host.
+func (x *execution) start() error {
+	if err := x.begin(); err != nil {
+		return err
+	}
+	defer x.agent.renewal.RUnlock()
+	err := x.launch()
+	if err != nil {
+		x.agent.ids.forget(x.session.request.OperationID)
+	}
+	return err
+}
+
+func (x *execution) launch() error {
+	c, err := resolve(x.request)
+	if err != nil {
+		return err
+	}
+	var ends ends
+	defer ends.closeGuest()
+	if err := x.open(&ends); err != nil {
+		ends.closeHost()
+		return err
+	}
+	x.started = time.Now()
+	x.process, err = x.agent.launch(c, ends.descriptors())
+	if err != nil {
+		ends.closeHost()
+	}
+	return err
+}
+
+// open connects the command's three streams.
+func (x *execution) open(e *ends) error {
+	x.windows = map[uint16]*proto.Window{}
+	var err error
+	if x.request.Stdin {
+		if x.input, err = e.input(); err != nil {
+			return err
+		}
+		x.stdin = proto.NewQueue(stdinWindow)
+	} else if err := e.null(0, os.O_RDONLY); err != nil {
+		return err
+	}
+	x.stdout, err = x.output(e, 1, proto.Stdout, x.request.Stdout, x.request.StdoutLimit)
+	if err != nil {
+		return err
+	}
+	if x.request.Stderr == proto.OutputStdout {
+		e.guest[2] = e.guest[1]
+		return nil
+	}
+	x.stderr, err = x.output(e, 2, proto.Stderr, x.request.Stderr, x.request.StderrLimit)
+	return err
+}
+
+func (x *execution) output(e *ends, fd int, stream uint16, mode string, limit int64) (*pump, error) {
+	switch mode {
+	case proto.OutputDiscard:
+		return nil, e.null(fd, os.O_WRONLY)
+	case proto.OutputStream:
+	default:
+		return nil, failure(proto.CodeInvalidRequest, "output mode %.40q of stream %d", mode, stream)
+	}
+	f, err := e.output(fd)
+	if err != nil {
+		return nil, err
+	}
+	w := proto.NewWindow()
+	x.windows[stream] = w
+	return newPump(f, stream, x.wire, w, limit, &x.agent.drains), nil
+}
+
+// run accompanies a command that was started to its end.
+func (x *execution) run() proto.ExecResult {
+	x.control = x.handleControl
+	x.announce()
+	x.listen()
+	if x.input != nil {
+		go x.feed()
+	}
+	for _, p := range x.pumps() {
+		go p.run()
+	}
+	exit, timedOut := x.wait()
+	if x.input != nil {
+		x.input.Close() // whoever still reads it in the guest sees the end
+	}
+	for _, p := range x.pumps() {
+		p.finish()
+	}
+	for _, p := range x.pumps() {
+		<-p.done
+	}
+	return x.result(exit, timedOut)
+}
+
+func (x *execution) pumps() []*pump {
+	var list []*pump
+	for _, p := range []*pump{x.stdout, x.stderr} {
+		if p != nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// announce tells the host that the command runs and how much input it may
+// send. If that fails the connection is gone, which listen finds out.
+func (x *execution) announce() {
+	b, err := proto.AppendJSON(nil, proto.TypeStarted, proto.Started{
+		OperationID: x.session.request.OperationID,
+		PID:         x.process.pid,
+		Containment: x.process.containment(),
+	})
+	if err != nil {
+		x.cancel()
+		return
+	}
+	if x.stdin != nil {
+		b = proto.AppendCredit(b, proto.Stdin, uint32(x.stdin.Size()), 0)
+	}
+	if x.wire.Write(b) != nil {
+		x.cancel()
+	}
+}
+
+func (x *execution) handleControl(c proto.Control) {
+	if c.Signal > 0 && c.Signal <= 64 {
+		x.process.signal(syscall.Signal(c.Signal))
+	}
+}
+
+// feed writes what the host sends into the command's stdin.
+func (x *execution) feed() {
+	var p []byte
+	for {
+		var ok bool
+		if p, ok = x.stdin.Pop(p); !ok {
+			x.input.Close()
+			return
+		}
+		if _, err := x.input.Write(p); err != nil {
+			// Nobody reads it any more: the host may stop sending.
+			x.stdin.Close()
+			x.wire.WriteCredit(proto.Stdin, 0, proto.FlagEnd)
+			x.input.Close()
+			return
+		}
+		if n := x.stdin.Consumed(len(p)); n > 0 {
+			x.wire.WriteCredit(proto.Stdin, n, 0)
+		}
+	}
+}
+
+// wait returns how the main process ended. It kills the command when its time
+// is up or the host is gone.
+func (x *execution) wait() (e exitStatus, timedOut bool) {
+	ctx, cancel := x.ctx, context.CancelFunc(func() {})
+	if ms := x.request.TimeoutMS; ms > 0 {
+		limit := time.Duration(min(ms, int64(24*365*time.Hour/time.Millisecond))) * time.Millisecond
+		ctx, cancel = context.WithDeadline(x.ctx, x.started.Add(limit))
+	}
+	defer cancel()
+	select {
+	case e = <-x.process.exit:
+		return e, false
+	case <-ctx.Done():
+	}
+	x.process.kill()
+	e = <-x.process.exit
+	if x.process.group != nil {
+		x.process.group.end()
+	}
+	return e, x.ctx.Err() == nil
+}
+
+func (x *execution) result(e exitStatus, timedOut bool) proto.ExecResult {
+	r := proto.ExecResult{
+		ExitCode:    e.code,
+		Signal:      e.signal,
+		TimedOut:    timedOut,
+		DurationMS:  e.at.Sub(x.started).Milliseconds(),
+		Containment: x.process.containment(),
+	}
+	if e.signal != 0 {
+		r.ExitCode = proto.ExitSignalBase + e.signal
+	}
+	if timedOut {
+		r.ExitCode = proto.ExitTimeout
+	}
+	if g := x.process.group; g != nil {
+		r.OOMKilled = g.oomKills() > 0
+		g.close()
+	}
+	if p := x.stdout; p != nil {
+		r.StdoutBytes, r.StdoutDropped, r.StdoutTruncated = p.sent, p.dropped, p.dropped > 0
+	}
+	if p := x.stderr; p != nil {
+		r.StderrBytes, r.StderrDropped, r.StderrTruncated = p.sent, p.dropped, p.dropped > 0
+	}
+	return r
+}
+
+// ends are both sides of a command's streams: the descriptors that it gets,
+// closed here once it has them, and ours, closed only if it never starts.
+type ends struct {
+	guest  [3]int
+	opened []int
+	host   []*os.File
+}
+
+func (e *ends) descriptors() []uintptr {
+	return []uintptr{uintptr(e.guest[0]), uintptr(e.guest[1]), uintptr(e.guest[2])}
+}
+
+func (e *ends) closeGuest() {
+	for _, fd := range e.opened {
+		syscall.Close(fd)
+	}
+}
+
+func (e *ends) closeHost() {
+	for _, f := range e.host {
+		f.Close()
+	}
+}
+
+// input makes the pipe for stdin and returns the end to write to.
+func (e *ends) input() (*os.File, error) {
+	var p [2]int
+	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
+		return nil, noStream(err)
+	}
+	return e.keep(0, p[0], p[1])
+}
+
+// output makes a pipe for stdout or stderr and returns the end to read from.
+func (e *ends) output(fd int) (*os.File, error) {
+	var p [2]int
+	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
+		return nil, noStream(err)
+	}
+	return e.keep(fd, p[1], p[0])
+}
+
+// keep files the two ends of a pipe. Only ours does not block: the command gets
+// a pipe as any shell would make it.
+func (e *ends) keep(fd, theirs, ours int) (*os.File, error) {
+	e.guest[fd] = theirs
+	e.opened = append(e.opened, theirs)
+	if err := syscall.SetNonblock(ours, true); err != nil {
+		syscall.Close(ours)
+		return nil, noStream(err)
+	}
+	f := os.NewFile(uintptr(ours), fmt.Sprintf("stream %d", fd))
+	e.host = append(e.host, f)
+	return f, nil
+}
+
+// null connects a descriptor to /dev/null.
+func (e *ends) null(fd, flags int) error {
+	n, err := syscall.Open("/dev/null", flags|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return noStream(&os.PathError{Op: "open", Path: "/dev/null", Err: err})
+	}
+	e.guest[fd] = n
+	e.opened = append(e.opened, n)
+	return nil
+}
+
+// noStream is for descriptors that cannot be had, usually because there are too
+// many already.
+func noStream(err error) error {
+	e := failure(proto.CodeResourceExhausted, "open streams of the command: %v", err)
+	e.Retryable = true
+	return e
+}

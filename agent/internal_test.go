@@ -1,0 +1,126 @@
+package agent
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+const passwd = `root:x:0:0:root:/root:/bin/bash
+# comment
+broken line
+bad:x:one:two:::
+dev:x:1000:1000:Dev,,,:/home/dev:/bin/sh
+nohome:x:1001:1001:::
+1000:x:7:7:a name that looks like a number:/seven:/bin/sh
+`
+
+const group = `root:x:0:
+dev:x:1000:
+docker:x:100:dev,other
+sudo:x:27:other,dev
+deviant:x:28:deviant
+cut:x
+`
+
+func TestResolveAccount(t *testing.T) {
+	tests := []struct {
+		spec string
+		want account
+		err  bool
+	}{
+		{"root", account{name: "root", home: "/root"}, false},
+		{"dev", account{"dev", "/home/dev", 1000, 1000, []uint32{100, 27}}, false},
+		{"dev:sudo", account{"dev", "/home/dev", 1000, 27, nil}, false},
+		{"dev:12", account{"dev", "/home/dev", 1000, 12, nil}, false},
+		{"1001", account{"nohome", "/", 1001, 1001, nil}, false},
+		{"1000", account{"1000", "/seven", 7, 7, nil}, false},
+		{"4242", account{home: "/", uid: 4242}, false},
+		{"4242:4343", account{home: "/", uid: 4242, gid: 4343}, false},
+		{"bad", account{}, true},
+		{"nobody", account{}, true},
+		{"dev:", account{}, true},
+		{"dev:nogroup", account{}, true},
+		{":", account{}, true},
+		{"-1", account{}, true},
+		{"4294967295", account{}, true},
+	}
+	for _, tt := range tests {
+		a, err := resolveAccount(tt.spec, strings.NewReader(passwd), strings.NewReader(group))
+		if tt.err {
+			if !errors.Is(err, &proto.Error{Code: proto.CodeUserNotFound}) {
+				t.Errorf("%q: got %+v, %v, want user_not_found", tt.spec, a, err)
+			}
+			continue
+		}
+		if err != nil || !reflect.DeepEqual(a, tt.want) {
+			t.Errorf("%q: got %+v, %v, want %+v", tt.spec, a, err, tt.want)
+		}
+	}
+}
+
+func FuzzResolveAccount(f *testing.F) {
+	f.Add("dev:sudo", passwd, group)
+	f.Add(":", ":::::\n", ":::")
+	f.Fuzz(func(t *testing.T, spec, passwd, group string) {
+		a, err := resolveAccount(spec, strings.NewReader(passwd), strings.NewReader(group))
+		if err == nil && (a.uid == 1<<32-1 || a.gid == 1<<32-1) {
+			t.Fatalf("%q resolves to %+v", spec, a)
+		}
+	})
+}
+
+func TestCgroupMount(t *testing.T) {
+	const info = "25 1 0:22 / /sys rw - sysfs sysfs rw\n31 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw\n"
+	if dir, ok := cgroupMount([]byte(info)); !ok || dir != "/sys/fs/cgroup" {
+		t.Errorf("got %q, %v", dir, ok)
+	}
+	if dir, ok := cgroupMount([]byte("1 2 3 - cgroup2\n\n - cgroup2 x\n")); ok {
+		t.Errorf("got %q from nonsense", dir)
+	}
+}
+
+func TestSetMachineID(t *testing.T) {
+	dir := t.TempDir()
+	m := machine{filepath.Join(dir, "state")}
+	path := filepath.Join(dir, "machine-id")
+	if err := m.setMachineID(path, "a"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("error %v without a machine id, want not exist", err)
+	}
+	os.WriteFile(path, []byte("old\n"), 0o644)
+	if err := m.setMachineID(path, "new"); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "new\n" {
+		t.Errorf("machine id %q", b)
+	}
+	link := filepath.Join(dir, "link")
+	os.Symlink(path, link)
+	if err := m.setMachineID(link, "newer"); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "newer\n" {
+		t.Errorf("machine id behind a link %q", b)
+	}
+}
+
+func TestOperationsForgetTheOldest(t *testing.T) {
+	var o operations
+	for i := range maxKnownOperations + 1 {
+		if !o.add(string(rune(i + 1))) {
+			t.Fatalf("id %d is known", i)
+		}
+	}
+	if o.add(string(rune(2))) || !o.add(string(rune(1))) {
+		t.Error("the oldest id is kept, or a newer one was dropped")
+	}
+	if len(o.order) != maxKnownOperations || len(o.known) != maxKnownOperations {
+		t.Errorf("%d and %d ids are kept", len(o.order), len(o.known))
+	}
+}

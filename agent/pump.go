@@ -1,0 +1,219 @@
+package agent
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// chunkSize is how much of a stream is read at once.
+const chunkSize = 32 << 10
+
+// buffers are shared by all streams and taken only while there is something to
+// put into them: a stream that waits holds no memory.
+var buffers = sync.Pool{New: func() any { return new([proto.HeaderSize + chunkSize]byte) }}
+
+// pump carries one output stream of a command to the host.
+//
+// Its end is the delicate part. The pipe's end of file says nothing about the
+// command, for a background process may hold the pipe for days. So after the
+// main process has ended the pump asks the pipe how many bytes it holds: all
+// that the main process wrote is among them, or has been read. It delivers
+// exactly those, and what comes later goes nowhere.
+type pump struct {
+	file   *os.File
+	raw    syscall.RawConn
+	stream uint16
+	wire   *proto.Conn
+	window *proto.Window
+	limit  int64 // 0: none
+	drains *drains
+
+	finishing atomic.Bool
+	done      chan struct{} // closed at the end; the counters are final then
+	sent      int64
+	dropped   int64
+}
+
+func newPump(f *os.File, stream uint16, wire *proto.Conn, w *proto.Window, limit int64, d *drains) *pump {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		panic(err) // only for a nil file
+	}
+	return &pump{file: f, raw: raw, stream: stream, wire: wire, window: w, limit: limit, drains: d, done: make(chan struct{})}
+}
+
+// finish is called when the main process has ended.
+func (p *pump) finish() {
+	// The deadline wakes up a read that waits. It comes before the flag: whoever
+	// has seen the flag takes the deadline off again.
+	p.file.SetReadDeadline(time.Unix(1, 0))
+	p.finishing.Store(true)
+}
+
+// run sends the stream until its end and leaves the rest of it to drains.
+func (p *pump) run() {
+	defer close(p.done)
+	ended := p.follow()
+	if !ended {
+		p.file.SetReadDeadline(time.Time{})
+		ended = p.rest()
+	}
+	p.wire.WriteData(p.stream, proto.FlagEnd, make([]byte, proto.HeaderSize))
+	if ended {
+		p.file.Close()
+	} else {
+		p.drains.add(p.file)
+	}
+}
+
+// follow sends what comes until the end of the file (true) or until the main
+// process has ended (false).
+func (p *pump) follow() bool {
+	for !p.finishing.Load() {
+		_, err := p.step(chunkSize)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return false
+		}
+		if err != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// rest sends what is in the pipe now, and returns true if that was the end of
+// the file.
+func (p *pump) rest() bool {
+	left := p.pending()
+	for left > 0 {
+		n, err := p.step(left)
+		if err != nil {
+			return true
+		}
+		left -= n
+	}
+	return false
+}
+
+func (p *pump) pending() int {
+	n := 0
+	p.raw.Control(func(fd uintptr) {
+		n, _ = unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+	})
+	return n
+}
+
+// step moves one chunk of at most limit bytes. While the host grants no credit
+// it does not read: the pipe fills up and the command waits.
+func (p *pump) step(limit int) (int, error) {
+	keep := limit
+	if p.limit > 0 {
+		keep = int(min(int64(keep), p.limit-p.sent))
+	}
+	if keep > 0 {
+		keep = p.window.Wait(min(keep, chunkSize))
+	}
+	if keep == 0 {
+		// Over the limit, or the host wants no more of it.
+		n, err := p.read(min(limit, chunkSize), func([]byte) {})
+		p.dropped += int64(n)
+		return n, err
+	}
+	return p.read(keep, func(frame []byte) {
+		n := len(frame) - proto.HeaderSize
+		p.window.Use(n)
+		p.sent += int64(n)
+		if p.wire.WriteData(p.stream, 0, frame) != nil {
+			p.window.Close()
+		}
+	})
+}
+
+// read waits for data, takes at most limit bytes and passes them on with room
+// for a header in front. At the end of the file it returns an error.
+func (p *pump) read(limit int, use func(frame []byte)) (n int, err error) {
+	var buf *[proto.HeaderSize + chunkSize]byte
+	waitErr := p.raw.Read(func(fd uintptr) bool {
+		buf = buffers.Get().(*[proto.HeaderSize + chunkSize]byte)
+		for {
+			n, err = syscall.Read(int(fd), buf[proto.HeaderSize:proto.HeaderSize+limit])
+			if err != syscall.EINTR {
+				break
+			}
+		}
+		if err == syscall.EAGAIN {
+			buffers.Put(buf)
+			return false
+		}
+		return true
+	})
+	if waitErr != nil {
+		return 0, waitErr
+	}
+	defer buffers.Put(buf)
+	if err != nil {
+		return 0, err
+	}
+	if n == 0 {
+		return 0, io.EOF
+	}
+	use(buf[:proto.HeaderSize+n])
+	return n, nil
+}
+
+// drains reads and drops what background processes write into pipes whose
+// command has ended. Without it they would block, or die of SIGPIPE.
+type drains struct {
+	mu     sync.Mutex
+	closed bool
+	files  map[*os.File]struct{}
+	wg     sync.WaitGroup
+}
+
+func (d *drains) add(f *os.File) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		f.Close()
+		return
+	}
+	if d.files == nil {
+		d.files = map[*os.File]struct{}{}
+	}
+	d.files[f] = struct{}{}
+	d.wg.Add(1)
+	go d.drain(f)
+}
+
+func (d *drains) drain(f *os.File) {
+	defer d.wg.Done()
+	var scrap [512]byte
+	for {
+		if _, err := f.Read(scrap[:]); err != nil {
+			break
+		}
+	}
+	d.mu.Lock()
+	delete(d.files, f)
+	d.mu.Unlock()
+	f.Close()
+}
+
+func (d *drains) close() {
+	d.mu.Lock()
+	d.closed = true
+	for f := range d.files {
+		f.SetReadDeadline(time.Unix(1, 0))
+	}
+	d.mu.Unlock()
+	d.wg.Wait()
+}

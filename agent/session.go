@@ -1,0 +1,292 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// session is one connection: a handshake, one operation, its result.
+type session struct {
+	agent   *Agent
+	conn    net.Conn
+	wire    *proto.Conn
+	refused bool // the agent has as many operations as it wants
+
+	// ctx ends when the host is gone or the agent is closed.
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	request proto.Request
+	// What the operation takes from the host, set before listen.
+	stdin   *proto.Queue
+	windows map[uint16]*proto.Window
+	control func(proto.Control)
+	// received is closed when no more frames are handled; nil before listen.
+	received chan struct{}
+}
+
+func newSession(a *Agent, conn net.Conn) *session {
+	s := &session{agent: a, conn: conn, wire: proto.NewConn(conn)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+func (s *session) run() {
+	defer s.end()
+	// A write to a host that does not read must not outlive the session's end.
+	stop := context.AfterFunc(s.ctx, func() { s.conn.Close() })
+	defer stop()
+
+	result, err := s.serve()
+	if s.ctx.Err() != nil {
+		return // nobody to tell
+	}
+	if err != nil {
+		s.wire.WriteJSON(proto.TypeError, asError(err))
+		return
+	}
+	if err := s.wire.WriteJSON(proto.TypeResult, result); err != nil {
+		s.agent.cfg.Log("send result of " + s.request.Op + ": " + err.Error())
+	}
+}
+
+// lingerTimeout is how long a session waits for the host to close first.
+const lingerTimeout = 2 * time.Second
+
+// end closes the connection and waits for whoever reads it. While the host may
+// still be sending it is given time to read the result first: closing on unread
+// data could reset the connection and lose it.
+func (s *session) end() {
+	if s.received != nil {
+		t := time.NewTimer(lingerTimeout)
+		select {
+		case <-s.received:
+		case <-s.ctx.Done():
+		case <-t.C:
+		}
+		t.Stop()
+	}
+	s.cancel()
+	s.conn.Close()
+	if s.received != nil {
+		<-s.received
+	}
+}
+
+// serve turns a panic, which is a mistake of ours, into an error of this one
+// operation: the agent is the only way into its guest.
+func (s *session) serve() (result any, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.agent.cfg.Log(fmt.Sprintf("panic in %s: %v\n%s", s.request.Op, p, debug.Stack()))
+			err = failure(proto.CodeInternal, "panic in the guest agent: %v", p)
+		}
+	}()
+	s.conn.SetDeadline(time.Now().Add(handshakeTimeout))
+	if err := s.handshake(); err != nil {
+		return nil, err
+	}
+	s.conn.SetDeadline(time.Time{})
+	if s.refused {
+		e := failure(proto.CodeTooManyOperations, "%d operations are running", s.agent.cfg.MaxOperations)
+		e.Retryable = true
+		return nil, e
+	}
+	return s.dispatch()
+}
+
+func features() []string { return nil }
+
+func (s *session) handshake() error {
+	h, err := s.wire.Next()
+	if err != nil {
+		return err
+	}
+	if h.Type != proto.TypeHello {
+		return &proto.ProtocolError{Reason: fmt.Sprintf("first frame is %v, want hello", h.Type)}
+	}
+	var peer proto.Hello
+	if err := s.wire.JSON(h, &peer); err != nil {
+		return err
+	}
+	if err := peer.Check(); err != nil {
+		return err
+	}
+	own := proto.Hello{
+		Protocol: proto.Name, Min: proto.MinVersion, Max: proto.MaxVersion,
+		Software: "forkvm-agent " + s.agent.cfg.Version, Features: features(),
+	}
+	if peer.Speaks >= own.Min && peer.Speaks <= own.Max {
+		own.Speaks = peer.Speaks
+	}
+	if err := s.wire.WriteJSON(proto.TypeHello, own); err != nil {
+		return err
+	}
+	if own.Speaks == 0 {
+		return failure(proto.CodeVersionUnsupported, "the guest agent speaks protocol versions %d to %d, not %d", own.Min, own.Max, peer.Speaks)
+	}
+	if h, err = s.wire.Next(); err != nil {
+		return err
+	}
+	if h.Type != proto.TypeRequest {
+		return &proto.ProtocolError{Reason: fmt.Sprintf("second frame is %v, want request", h.Type)}
+	}
+	return s.wire.JSON(h, &s.request)
+}
+
+func (s *session) dispatch() (any, error) {
+	for _, f := range s.request.Requires {
+		if !contains(features(), f) {
+			return nil, failure(proto.CodeUnsupported, "this guest agent lacks the feature %.80q", f)
+		}
+	}
+	if len(s.request.OperationID) > 128 {
+		return nil, failure(proto.CodeInvalidRequest, "operation id of %d bytes, at most 128 are allowed", len(s.request.OperationID))
+	}
+	switch s.request.Op {
+	case proto.OpPing:
+		return s.agent.ping(), nil
+	case proto.OpExec:
+		return serveOp(s, s.exec)
+	case proto.OpPut:
+		return serveOp(s, s.put)
+	case proto.OpGet:
+		return serveOp(s, s.get)
+	case proto.OpRenew:
+		return serveOp(s, s.agent.renew)
+	case proto.OpShutdown:
+		return serveOp(s, s.agent.shutdown)
+	}
+	return nil, failure(proto.CodeUnsupported, "this guest agent has no operation %.40q", s.request.Op)
+}
+
+// serveOp decodes the operation's own message and runs it.
+func serveOp[P, R any](s *session, op func(P) (R, error)) (any, error) {
+	var params P
+	if len(s.request.Params) > 0 {
+		if err := json.Unmarshal(s.request.Params, &params); err != nil {
+			return nil, failure(proto.CodeInvalidRequest, "params of %s: %v", s.request.Op, err)
+		}
+	}
+	s.request.Params = nil // up to a megabyte that nobody needs while a command runs
+	result, err := op(params)
+	if err != nil {
+		return nil, err
+	}
+	return result, nil
+}
+
+// begin checks the generation and takes the operation id. When it returns nil
+// the caller holds the renewal lock for reading and releases it once the
+// operation has its effect, so that no renewal can come between the two.
+func (s *session) begin() error {
+	a := s.agent
+	a.renewal.RLock()
+	err := func() error {
+		if g := s.request.Generation; g != "" && g != a.generation {
+			return failure(proto.CodeGenerationMismatch, "the guest has generation %q, the request is for %.64q", a.generation, g)
+		}
+		if a.isStopping() {
+			return failure(proto.CodeShuttingDown, "the guest is shutting down")
+		}
+		if !a.ids.add(s.request.OperationID) {
+			return failure(proto.CodeOperationExists, "operation %q was started before", s.request.OperationID)
+		}
+		return nil
+	}()
+	if err != nil {
+		a.renewal.RUnlock()
+	}
+	return err
+}
+
+// listen starts to take frames from the host for the operation, until the
+// connection ends.
+func (s *session) listen() {
+	s.received = make(chan struct{})
+	go func() {
+		defer close(s.received)
+		err := s.receive()
+		var broken *proto.ProtocolError
+		if errors.As(err, &broken) {
+			// Said in passing: whoever breaks the protocol may not read either.
+			s.conn.SetWriteDeadline(time.Now().Add(time.Second))
+			s.wire.WriteJSON(proto.TypeError, asError(err))
+		}
+		s.cancel()
+		for _, w := range s.windows {
+			w.Close()
+		}
+		if s.stdin != nil {
+			s.stdin.Close()
+		}
+	}()
+}
+
+// receive handles frames until the connection ends, which is how a host says
+// that it has lost interest.
+func (s *session) receive() error {
+	var buf []byte
+	for {
+		h, err := s.wire.Next()
+		if err != nil {
+			return err
+		}
+		switch h.Type {
+		case proto.TypeData:
+			if s.stdin == nil || h.Stream != proto.Stdin {
+				return &proto.ProtocolError{Reason: fmt.Sprintf("data on stream %d, which takes none", h.Stream)}
+			}
+			if buf, err = s.wire.Payload(h, buf); err != nil {
+				return err
+			}
+			if err := s.stdin.Push(buf); err != nil {
+				return err
+			}
+			if h.Flags&proto.FlagEnd != 0 {
+				s.stdin.End()
+				buf = nil // nothing more will come that needs it
+			}
+		case proto.TypeCredit:
+			n, err := s.wire.Credit(h)
+			if err != nil {
+				return err
+			}
+			// Credit for a stream that this operation does not have is no harm.
+			if w := s.windows[h.Stream]; w != nil {
+				if err := w.Add(n); err != nil {
+					return err
+				}
+				if h.Flags&proto.FlagEnd != 0 {
+					w.Close()
+				}
+			}
+		case proto.TypeControl:
+			var c proto.Control
+			if err := s.wire.JSON(h, &c); err != nil {
+				return err
+			}
+			if s.control != nil {
+				s.control(c)
+			}
+		default:
+			return &proto.ProtocolError{Reason: fmt.Sprintf("%v frame while an operation runs", h.Type)}
+		}
+	}
+}
+
+func contains(list []string, s string) bool {
+	for _, v := range list {
+		if v == s {
+			return true
+		}
+	}
+	return false
+}
