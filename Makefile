@@ -10,11 +10,13 @@ GOBUILD := go build -trimpath -buildvcs=false -ldflags='-s -w'
 # Programs of the project's own making that are not shipped.
 TOOLS := .cache/bin
 LAB := $(TOOLS)/lab
+# Its last element is its name below /in.
+GUEST := .cache/lab/guest
 
 FUZZTIME ?= 10s
 PKG ?= ./...
 
-.PHONY: help build test test-host test-lab lab lab-tool bench fuzz lint generate fmt deps clean
+.PHONY: help build test test-host test-lab test-guest lab lab-tool bench fuzz lint generate fmt deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,8 +30,11 @@ test: lint test-host test-lab fuzz ## lint, all tests here and in the lab, and e
 test-host: ## the tests that run on this machine; PKG=./path/... for some
 	go test $(PKG)
 
-test-lab: build lab-tool ## the tests that need KVM, in the lab; PKG=./path/... for some
-	$(LAB) test $(PKG)
+test-lab: build lab-tool test-guest ## the tests that need KVM, in the lab; PKG=./path/... RUN=regexp for some, V=1 to see all
+	REQUIRE=files LAB_IN=$(GUEST) $(LAB) test $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
+
+test-guest: # what tests boot; see internal/testkit
+	@go run ./internal/lab/cmd/testguest $(GUEST)
 
 quickstart: ## the main job on a real environment: boot, snapshot, clone, fork (here or in the lab)
 	@scripts/quickstart
@@ -43,8 +48,8 @@ lab-tool:
 	@mkdir -p $(TOOLS)
 	@$(GOBUILD) -o $(LAB) ./internal/lab/cmd/lab
 
-bench: build lab-tool ## the benchmarks that need KVM, in the lab and in counted time (docs/lab.md); PKG=./path/... for some
-	LAB_ICOUNT=1 $(LAB) test -bench . -timeout 30m $(PKG)
+bench: build lab-tool test-guest ## the benchmarks that need KVM, in the lab and in counted time (docs/lab.md); PKG=./path/... for some
+	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) $(LAB) test -bench . -timeout 30m $(PKG)
 
 fuzz: ## run every fuzz target for FUZZTIME; PKG=./path/... for some
 	go run ./internal/testkit/cmd/fuzz -time $(FUZZTIME) $(PKG)
