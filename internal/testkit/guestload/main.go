@@ -5,6 +5,9 @@
 //
 // Once each 50 ms it replaces the status file, one line of JSON, so that a test
 // sees that everything goes on.
+//
+// With the name of a probe as first argument it does one small thing instead
+// that tests need in a guest: draw (randomness), connect (to the host), now.
 package main
 
 import (
@@ -41,6 +44,13 @@ type load struct {
 }
 
 func main() {
+	if len(os.Args) > 1 && probes[os.Args[1]] != nil {
+		if err := probes[os.Args[1]](os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "guestload:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	dir := flag.String("dir", "/var/tmp/guestload", "directory for files on the disk under test")
 	status := flag.String("status", "/run/guestload.json", "status file")
 	port := flag.Uint("port", 7000, "vsock port that echoes")

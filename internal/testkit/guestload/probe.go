@@ -1,0 +1,98 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// probes are small programs that a test runs in the guest by name.
+var probes = map[string]func(args []string) error{
+	"draw":    draw,
+	"connect": connect,
+	"now":     now,
+}
+
+// now prints the wall clock in nanoseconds.
+func now([]string) error {
+	_, err := fmt.Println(time.Now().UnixNano())
+	return err
+}
+
+// draw takes 16 bytes of the kernel's randomness again and again and appends
+// them to a file. Each line says under which generation the guest was before
+// the draw, so that draws after a renewal can be told from those before.
+func draw(args []string) error {
+	flags := flag.NewFlagSet("draw", flag.ContinueOnError)
+	to := flags.String("to", "/dev/shm/random", "file to append to")
+	generation := flags.String("generation", "/run/forkvm/generation", "file with the generation")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(*to, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var value [16]byte
+	for {
+		under, err := os.ReadFile(*generation)
+		if err != nil {
+			return err
+		}
+		if n, err := unix.Getrandom(value[:], 0); err != nil || n != len(value) {
+			return fmt.Errorf("getrandom: %d bytes, %w", n, err)
+		}
+		if _, err := fmt.Fprintf(f, "%s %x\n", strings.TrimSpace(string(under)), value); err != nil {
+			return err
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+}
+
+// connect sends bytes to a vsock port of the host, which sends them back, and
+// prints the checksum of what came.
+func connect(args []string) error {
+	flags := flag.NewFlagSet("connect", flag.ContinueOnError)
+	port := flags.Uint("port", 0, "port of the host")
+	size := flags.Int("bytes", 1<<20, "how much to send")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_HOST, Port: uint32(*port)}); err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	conn := os.NewFile(uintptr(fd), "vsock")
+	defer conn.Close()
+	data := make([]byte, *size)
+	fill(data, 7, uint64(*size))
+	sent := make(chan error, 1)
+	go func() {
+		_, err := conn.Write(data)
+		sent <- err
+	}()
+	got := make([]byte, *size)
+	if _, err := io.ReadFull(conn, got); err != nil {
+		return fmt.Errorf("read: %w", err)
+	}
+	if err := <-sent; err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	want, have := sha256.Sum256(data), sha256.Sum256(got)
+	if want != have {
+		return fmt.Errorf("sent %x, got back %x", want, have)
+	}
+	_, err = fmt.Println(hex.EncodeToString(have[:]))
+	return err
+}
