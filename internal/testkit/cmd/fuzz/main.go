@@ -125,7 +125,7 @@ func fuzzFunctions(path string) ([]string, error) {
 }
 
 func takesF(f *ast.FuncDecl) bool {
-	if len(f.Type.Params.List) != 1 {
+	if f.Type.Params.NumFields() != 1 {
 		return false
 	}
 	star, ok := f.Type.Params.List[0].Type.(*ast.StarExpr)
