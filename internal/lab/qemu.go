@@ -38,7 +38,7 @@ func emulatorArgs(c Config, kernelImage, initramfs string, disks []disk) []strin
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-kernel", kernelImage,
 		"-initrd", initramfs,
-		"-append", "console=ttyS0 reboot=t panic=-1 quiet nokaslr",
+		"-append", commandLine(c),
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", consoleFD), "-serial", "chardev:console",
 		"-device", "virtio-serial-pci",
 		"-chardev", fmt.Sprintf("socket,id=port,fd=%d", portFD), "-device", "virtserialport,chardev=port,name=forkvm.lab",
@@ -58,6 +58,15 @@ func emulatorArgs(c Config, kernelImage, initramfs string, disks []disk) []strin
 			"-device", fmt.Sprintf("virtio-blk-pci,drive=disk%d,serial=%s", i, d.mount.Serial))
 	}
 	return args
+}
+
+// commandLine is the kernel's. A panic ends the machine at once, which -no-reboot makes the emulator's end.
+func commandLine(c Config) string {
+	line := "console=ttyS0 reboot=t panic=-1 quiet nokaslr"
+	if c.Counted {
+		line += " norandmaps" // the same addresses, the same work
+	}
+	return line
 }
 
 // escapeComma doubles commas, which separate the emulator's options.
