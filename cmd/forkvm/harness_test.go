@@ -1,0 +1,303 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/internal/testkit"
+	"github.com/forkvm/forkvm/snapshot/store"
+)
+
+// These tests run the program as a user does, and look at what is left of it.
+// The test binary is the program: started again with actsAsProgram set it is
+// forkvm, and so are the VM processes that it starts.
+const actsAsProgram = "FORKVM_TEST_AS_PROGRAM"
+
+const (
+	// patience is for what takes its time in an emulated machine on a busy host.
+	patience = 15 * time.Minute
+	// slowly is the flag for calls that wait for a guest there.
+	slowly = "--ready-timeout=10m"
+	// promptly is how soon a bad input is refused. On hardware it is far below
+	// two seconds; the machines that tests run in are up to ten times slower.
+	promptly = 20 * time.Second
+	// guestMemory is what the test guests have.
+	guestMemory = "192M"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(actsAsProgram) != "" {
+		main()
+		return
+	}
+	code := m.Run()
+	if shared.dir != "" {
+		os.RemoveAll(shared.dir)
+	}
+	os.Exit(code)
+}
+
+// shared is a data directory with images and a snapshot, made when the first
+// test needs them.
+var shared struct {
+	sync.Mutex
+	dir    string
+	images map[string]bool
+	base   error
+	made   bool
+}
+
+// host is one machine as a user of forkvm sees it.
+type host struct {
+	t         *testing.T
+	data, run string
+}
+
+// newHost is a machine with its own VMs. It shares images and snapshots with
+// other tests unless data is given. When the test ends nothing may be left.
+func newHost(t *testing.T, data string) *host {
+	t.Helper()
+	testkit.RequireKVM(t)
+	testkit.RequireGuest(t)
+	if data == "" {
+		data = sharedDir(t)
+	}
+	// Sockets below it need short paths.
+	run, err := os.MkdirTemp("/tmp", "fv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{t: t, data: data, run: run}
+	t.Cleanup(h.close)
+	return h
+}
+
+func sharedDir(t *testing.T) string {
+	t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	if shared.dir == "" {
+		dir, err := os.MkdirTemp("/var/tmp", "forkvm-cli-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared.dir, shared.images = dir, map[string]bool{}
+	}
+	return shared.dir
+}
+
+// close ends what the test left running and looks for what is left then.
+func (h *host) close() {
+	if ids := strings.Fields(h.forkvm("ls", "-aq").stdout); len(ids) > 0 {
+		if r := h.forkvm(append([]string{"rm", "-f"}, ids...)...); r.code != 0 {
+			h.t.Errorf("clean up: %v", r)
+		}
+	}
+	for _, dir := range []string{filepath.Join(h.run, "vms"), filepath.Join(h.run, "names")} {
+		entries, err := os.ReadDir(dir)
+		for _, e := range entries {
+			h.t.Errorf("left in %s: %s", dir, e.Name())
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			h.t.Error(err)
+		}
+	}
+	os.RemoveAll(h.run)
+}
+
+// result is what one call of the program came to.
+type result struct {
+	args           []string
+	stdout, stderr string
+	code           int
+	took           time.Duration
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("forkvm %s: exit code %d after %.1f s\nstdout: %q\nstderr: %q",
+		strings.Join(r.args, " "), r.code, r.took.Seconds(), r.stdout, r.stderr)
+}
+
+// command is a call of the program that has not begun.
+func (h *host) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), actsAsProgram+"=1", "FORKVM_DATA_DIR="+h.data, "FORKVM_RUN_DIR="+h.run, "FORKVM_CONFIG=/dev/null")
+	cmd.WaitDelay = 10 * time.Second
+	return cmd
+}
+
+func (h *host) forkvm(args ...string) result { return h.typing("", args...) }
+
+// typing is forkvm with standard input.
+func (h *host) typing(stdin string, args ...string) result {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	cmd := h.command(ctx, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	begun := time.Now()
+	err := cmd.Run()
+	r := result{args, stdout.String(), stderr.String(), cmd.ProcessState.ExitCode(), time.Since(begun)}
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) || ctx.Err() != nil {
+		h.t.Fatalf("%v\n%v", r, errors.Join(err, ctx.Err()))
+	}
+	return r
+}
+
+// must is forkvm for a call that has to succeed. It returns standard output.
+func (h *host) must(args ...string) string {
+	h.t.Helper()
+	r := h.forkvm(args...)
+	if r.code != 0 {
+		h.t.Fatal(r)
+	}
+	return r.stdout
+}
+
+// refused checks that a call fails promptly, with this code of an error.
+func (h *host) refused(code string, args ...string) {
+	h.t.Helper()
+	r := h.forkvm(append(args, "-o", "json")...)
+	var object struct {
+		Error struct{ Code, Message string }
+	}
+	if err := json.Unmarshal([]byte(r.stderr), &object); err != nil || r.code == 0 || object.Error.Code != code {
+		h.t.Errorf("want error code %s: %v", code, r)
+	}
+	if r.took > promptly {
+		h.t.Errorf("took %v to refuse: %v", r.took, r)
+	}
+}
+
+// view is what inspect says of a VM.
+type view struct {
+	ID, Name, State, Directory string
+	PID                        int
+	CPUs                       int
+}
+
+func (h *host) inspect(vm string) view {
+	h.t.Helper()
+	var views []view
+	if err := json.Unmarshal([]byte(h.must("inspect", vm)), &views); err != nil || len(views) != 1 {
+		h.t.Fatalf("inspect %s: %v, %d views", vm, err, len(views))
+	}
+	return views[0]
+}
+
+// sh runs a shell command in a VM and returns what it prints.
+func (h *host) sh(vm, script string) string {
+	h.t.Helper()
+	return strings.TrimSpace(h.must("exec", vm, "--", "sh", "-c", script))
+}
+
+// image makes sure that the data directory has one of the test images.
+func (h *host) image(name string) string {
+	h.t.Helper()
+	if h.data == shared.dir {
+		shared.Lock()
+		defer shared.Unlock()
+		if shared.images[name] {
+			return name
+		}
+		shared.images[name] = true
+	}
+	st, err := store.Open(h.data)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer st.Close()
+	source := filepath.Join(testkit.RequireGuest(h.t), name)
+	if err := st.PublishImage(name, func(dir string) error { return copyFiles(dir, source) }); err != nil {
+		h.t.Fatal(err)
+	}
+	return name
+}
+
+func copyFiles(to, from string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := copyFile(filepath.Join(to, e.Name()), filepath.Join(from, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func copyFile(to, from string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, r)
+	return errors.Join(err, w.Close())
+}
+
+// base is a snapshot of a guest that has just booted from a disk.
+func (h *host) base() string {
+	h.t.Helper()
+	h.image("disk")
+	shared.Lock()
+	defer shared.Unlock()
+	if !shared.made {
+		shared.made = true
+		shared.base = h.makeBase()
+	}
+	if shared.base != nil {
+		h.t.Fatal(shared.base)
+	}
+	return "base"
+}
+
+func (h *host) makeBase() error {
+	for _, args := range [][]string{
+		{"create", slowly, "--name", "base", "--memory", guestMemory, "disk"},
+		{"snapshot", "take", "base", "base", "--task", "test"},
+		{"rm", "-f", "base"},
+	} {
+		if r := h.forkvm(args...); r.code != 0 {
+			return fmt.Errorf("make a snapshot to start from: %v", r)
+		}
+	}
+	return nil
+}
+
+// start makes a VM from the base snapshot.
+func (h *host) start(name string) view {
+	h.t.Helper()
+	h.must("create", slowly, "--snapshot", h.base(), "--name", name)
+	return h.inspect(name)
+}
+
+// eventually waits for something that happens by itself.
+func (h *host) eventually(what string, happened func() bool) {
+	h.t.Helper()
+	deadline := time.Now().Add(promptly)
+	for !happened() {
+		if time.Now().After(deadline) {
+			h.t.Fatalf("not within %v: %s", promptly, what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
