@@ -3,9 +3,9 @@ package initramfs
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,15 +23,28 @@ func EndProcesses(grace time.Duration) {
 	waitAlone(2 * time.Second)
 }
 
-// waitAlone waits until no signal can reach anybody else any more. Who reaps is
-// not its business.
+// waitAlone waits until no other program runs. Who reaps is not its business.
 func waitAlone(limit time.Duration) bool {
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if unix.Kill(-1, 0) == syscall.ESRCH {
+		if alone("/proc") {
 			return true
 		}
 	}
 	return false
+}
+
+// alone says whether PID 1 is the only process that runs a program. Kernel
+// threads, which a signal to everybody also counts, and zombies run none.
+func alone(proc string) bool {
+	for _, name := range names(proc) {
+		if name[0] < '1' || name[0] > '9' || name == "1" {
+			continue
+		}
+		if _, err := os.Readlink(filepath.Join(proc, name, "exe")); err == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // Halt writes everything to the disks and ends the machine. It returns only on
