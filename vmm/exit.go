@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -66,18 +67,23 @@ func (e *Exit) Error() string {
 // (kernel/panic.c).
 const panicLine = "Kernel panic - not syncing"
 
+// reportLines is how many lines of the console a report has at most.
+const reportLines = 20
+
 // refine turns a reset or a triple fault into a guest panic when the console
 // says that the kernel panicked. A kernel that panics before its pvpanic driver
-// is there has no other way to tell us.
+// is there has no other way to tell us. It also cuts the console to what a
+// report should show: the last lines, or those from the panic on.
 func (e *Exit) refine() {
-	if e.Reason != ReasonReset && e.Reason != ReasonTripleFault {
-		return
+	panicked := slices.IndexFunc(e.Console, func(line string) bool { return strings.Contains(line, panicLine) })
+	start := max(0, len(e.Console)-reportLines)
+	switch {
+	case panicked < 0:
+	case e.Reason == ReasonReset, e.Reason == ReasonTripleFault, e.Reason == ReasonGuestPanic:
+		e.Reason = ReasonGuestPanic
+		line := e.Console[panicked]
+		e.Detail = line[strings.Index(line, panicLine):]
+		start = min(start, panicked)
 	}
-	for _, line := range e.Console {
-		if i := strings.Index(line, panicLine); i >= 0 {
-			e.Reason = ReasonGuestPanic
-			e.Detail = line[i:]
-			return
-		}
-	}
+	e.Console = e.Console[start:min(start+reportLines, len(e.Console))]
 }

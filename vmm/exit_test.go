@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -30,5 +31,25 @@ func TestExitRefine(t *testing.T) {
 				t.Errorf("%q does not mention %q", e.Error(), c.mention)
 			}
 		})
+	}
+}
+
+// The lines that say why a kernel panicked come before a stack that is longer
+// than a report.
+func TestExitShowsThePanic(t *testing.T) {
+	var lines []string
+	for i := range 100 {
+		lines = append(lines, fmt.Sprintf("line %d", i))
+	}
+	e := Exit{Reason: ReasonReset, Console: lines}
+	e.refine()
+	if len(e.Console) != reportLines || e.Console[0] != "line 80" || e.Console[reportLines-1] != "line 99" {
+		t.Errorf("report without a panic has %d lines, %q to %q", len(e.Console), e.Console[0], e.Console[len(e.Console)-1])
+	}
+	lines[30] = "[ 1.1] Kernel panic - not syncing: sysrq"
+	e = Exit{Reason: ReasonGuestPanic, Console: lines}
+	e.refine()
+	if len(e.Console) != reportLines || e.Console[0] != lines[30] || e.Detail != "Kernel panic - not syncing: sysrq" {
+		t.Errorf("report of a panic (%s) begins with %q", e.Detail, e.Console[0])
 	}
 }

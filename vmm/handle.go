@@ -67,14 +67,9 @@ func (v *vcpu) systemEvent() *Exit {
 	return v.exit(ReasonUnknownExit, fmt.Sprintf("system event %d", event.Type))
 }
 
-// exit makes a report of an end that this vCPU saw, with its registers unless
-// the end was asked for.
+// exit makes a report of an end that this vCPU saw.
 func (v *vcpu) exit(reason Reason, detail string) *Exit {
-	e := &Exit{Reason: reason, VCPU: v.index, Detail: detail}
-	if !reason.Orderly() {
-		e.Registers = v.dump()
-	}
-	return e
+	return &Exit{Reason: reason, VCPU: v.index, Detail: detail}
 }
 
 // dump returns the registers as text, in the order and with the names of a Linux

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/vmm/cpu"
@@ -212,14 +214,31 @@ func (m *Machine) Exit() *Exit {
 // first reason counts. It does not wait: it is called from vCPU threads and
 // device workers.
 func (m *Machine) End(reason Reason, detail string) {
-	m.end(&Exit{Reason: reason, VCPU: -1, Detail: detail})
+	m.end(&Exit{Reason: reason, VCPU: m.currentVCPU(), Detail: detail})
 }
 
+// currentVCPU returns the index of the vCPU on whose thread it is called, as a
+// device's register handlers are, or -1.
+func (m *Machine) currentVCPU() int {
+	tid := int64(unix.Gettid())
+	for _, v := range m.vcpus {
+		if v.tid.Load() == tid {
+			return v.index
+		}
+	}
+	return -1
+}
+
+// end is called for a vCPU on its own thread only, where its registers can be
+// read.
 func (m *Machine) end(e *Exit) {
 	if m.console != nil {
 		e.Console = m.console()
 	}
 	e.refine()
+	if e.VCPU >= 0 && !e.Reason.Orderly() {
+		e.Registers = m.vcpus[e.VCPU].dump()
+	}
 	m.mu.Lock()
 	first := m.exit == nil
 	if first {

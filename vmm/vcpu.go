@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/kvm"
 )
@@ -27,6 +30,7 @@ type vcpu struct {
 	index int
 	fd    *kvm.VCPU
 	m     *Machine
+	tid   atomic.Int64 // of the thread, 0 while there is none
 
 	mu    sync.Mutex
 	cond  sync.Cond // state or want changed
@@ -57,6 +61,8 @@ func (v *vcpu) start() {
 func (v *vcpu) thread() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	v.tid.Store(int64(unix.Gettid()))
+	defer v.tid.Store(0)
 	v.fd.Bind()
 	defer v.fd.Unbind()
 

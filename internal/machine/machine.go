@@ -39,6 +39,10 @@ type Machine struct {
 	// listener is the vsock device's, which does not close it.
 	listener net.Listener
 
+	// hungUp waits for the goroutine that hangs up when the guest has ended.
+	hungUp    sync.WaitGroup
+	hangUpErr error
+
 	mu     sync.Mutex // held for the whole of a checkpoint
 	layers memoryLayers
 	closed bool
@@ -55,7 +59,15 @@ func New(c Config) (*Machine, error) {
 	if err := m.build(&c); err != nil {
 		return nil, fmt.Errorf("create machine: %w", errors.Join(err, c.Close(), m.Close()))
 	}
+	m.hungUp.Go(m.hangUp)
 	return m, c.Close()
+}
+
+// hangUp closes the guest's sockets when its life is over, so that nobody waits
+// for an answer that cannot come. What the guest had sent is still delivered.
+func (m *Machine) hangUp() {
+	<-m.Done()
+	m.hangUpErr = m.vsock.Close()
 }
 
 // build goes from the bottom up. What it takes out of the configuration is the
@@ -64,7 +76,7 @@ func (m *Machine) build(c *Config) error {
 	m.layers = memoryLayers{sealed: c.Memory, units: c.Shape.MemoryBytes / memory.PageSize}
 	c.Memory = nil
 	var err error
-	m.Machine, err = vmm.New(vmm.Config{KVM: c.KVM, CPUs: c.Shape.CPUs, Console: m.ConsoleTail})
+	m.Machine, err = vmm.New(vmm.Config{KVM: c.KVM, CPUs: c.Shape.CPUs, Console: m.report})
 	if err != nil {
 		return err
 	}
@@ -111,9 +123,16 @@ func (m *Machine) load(c *Config) error {
 // Shape is the hardware that the guest sees.
 func (m *Machine) Shape() Shape { return m.shape }
 
-// Dial connects to a vsock port on which a program in the guest listens.
+// Dial connects to a vsock port on which a program in the guest listens. When
+// the guest's life is over the error wraps vmm.ErrEnded and the report.
 func (m *Machine) Dial(ctx context.Context, port uint32) (net.Conn, error) {
-	return m.vsock.Dial(ctx, port)
+	conn, err := m.vsock.Dial(ctx, port)
+	if err != nil {
+		if exit := m.Exit(); exit != nil {
+			return nil, fmt.Errorf("%w: %w", vmm.ErrEnded, exit)
+		}
+	}
+	return conn, err
 }
 
 // ConsoleTail returns the last lines of the serial console.
@@ -124,11 +143,20 @@ func (m *Machine) ConsoleTail() []string {
 	return m.serial.Console().LastLines(tailLines)
 }
 
+// report returns more of the console than people are shown: the lines of a
+// panic, which are followed by its stack, have to be among them.
+func (m *Machine) report() []string {
+	if m.serial == nil {
+		return nil
+	}
+	return m.serial.Console().LastLines(reportLines)
+}
+
 // Agent returns a client of the guest agent. It does not connect before it is
 // used.
 func (m *Machine) Agent() *client.Client {
 	return client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
-		return m.vsock.Dial(ctx, proto.Port)
+		return m.Dial(ctx, proto.Port)
 	}})
 }
 
@@ -175,6 +203,8 @@ func (m *Machine) Close() error {
 	if m.Machine != nil {
 		errs = append(errs, m.Machine.Close())
 	}
+	m.hungUp.Wait()
+	errs = append(errs, m.hangUpErr)
 	if m.listener != nil {
 		errs = append(errs, m.listener.Close())
 	}

@@ -20,8 +20,12 @@ func NewConsoleLog(f *os.File) (io.Writer, error) {
 	return platform.NewLogFile(f, ConsoleLogLimit)
 }
 
-// tailLines is how many lines of the console a report of a machine's end has.
-const tailLines = 20
+// tailLines is how many lines of the console are shown, reportLines how many are
+// searched for the reason of a machine's end.
+const (
+	tailLines   = 20
+	reportLines = 500
+)
 
 // addPlatform adds the serial console and the registers for power and panic.
 func (m *Machine) addPlatform(c *Config) error {
