@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
@@ -102,16 +103,23 @@ func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
 	defer checkpoint.Close()
-	var children []*VM
-	for _, c := range configs {
-		child, err := startClone(ctx, checkpoint, c)
-		if err != nil {
-			for _, child := range children {
+	children, errs := make([]*VM, len(configs)), make([]error, len(configs))
+	var all sync.WaitGroup
+	for i, c := range configs {
+		all.Go(func() {
+			if children[i], errs[i] = startClone(ctx, checkpoint, c); errs[i] != nil {
+				errs[i] = fmt.Errorf("fork %s: %w", c.Name, errs[i])
+			}
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		for _, child := range children {
+			if child != nil {
 				err = errors.Join(err, child.Close())
 			}
-			return nil, fmt.Errorf("fork %s: %w", c.Name, err)
 		}
-		children = append(children, child)
+		return nil, err
 	}
 	return children, nil
 }
