@@ -16,6 +16,7 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/vmm"
+	"github.com/forkvm/forkvm/vmm/memory"
 )
 
 // What a VM has when the command line does not say.
@@ -91,6 +92,9 @@ func (b *bootFlags) add(f *pflag.FlagSet) {
 func (b *bootFlags) options() (node.Options, error) {
 	if b.cpus < 1 || b.cpus > vmm.MaxCPUs {
 		return node.Options{}, usagef("--cpus %d: 1 to %d are possible", b.cpus, vmm.MaxCPUs)
+	}
+	if _, err := memory.Layout(uint64(b.memory)); err != nil {
+		return node.Options{}, usagef("--memory: %w", err)
 	}
 	o := b.cloneFlags.options(b.name)
 	o.CPUs, o.MemoryBytes, o.CommandLine = b.cpus, uint64(b.memory), b.cmdline

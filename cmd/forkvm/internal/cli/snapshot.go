@@ -92,6 +92,9 @@ func (a *app) takeVerb() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&task, "task", "", "the task that it is for; noted in the snapshot")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
+		if err := snapshot.CheckName(args[1]); err != nil {
+			return failure.New(failure.InvalidArgument, "snapshot name %q: %w", args[1], err)
+		}
 		vm, err := n.Find(args[0])
 		if err != nil {
 			return err
