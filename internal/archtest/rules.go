@@ -87,8 +87,6 @@ var rules = []rule{
 		"thin mains"},
 
 	// Development.
-	{"internal/lab/cmd/labinit", []string{"internal/lab/...", "kvm"}, []string{sys},
-		"it keeps KVM in use for as long as the lab machine lives"},
 	{"internal/lab/...", []string{"internal/lab/...", "internal/testkit", "guest/..."}, []string{sys},
 		"the lab must work when the machine does not"},
 	{"internal/testkit/...", []string{"internal/testkit/..."}, []string{sys},

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// Config says what lab machine to boot. The zero value is a machine of two processors with an empty /usr/local/bin.
+// Config says what lab machine to boot. The zero value is a machine of one processor with an empty /usr/local/bin.
 type Config struct {
-	CPUs      int    // 0: 2, or 1 when Counted
-	MemoryMiB int    // 0: 6144
-	Counted   bool   // one nanosecond of the machine's clock is one instruction; one processor only
+	CPUs      int    // 0: 1; more share one of yours
+	MemoryMiB int    // 0: 8192
+	Counted   bool   // the clock stands still when the machine is idle, and all is repeatable; one processor only
 	Kernel    string // package file or unpacked package; "": Debian's 6.12 cloud kernel
 	CacheDir  string // "": DefaultCacheDir
 
@@ -34,8 +34,8 @@ type Config struct {
 }
 
 const (
-	defaultCPUs        = 2
-	defaultMemoryMiB   = 6144
+	defaultCPUs        = 1
+	defaultMemoryMiB   = 8192
 	minMemoryMiB       = 512
 	defaultBootTimeout = 2 * time.Minute
 )
@@ -83,9 +83,6 @@ func FromEnvironment(getenv func(string) string) (Config, error) {
 func (c Config) complete() (Config, error) {
 	if c.CPUs == 0 {
 		c.CPUs = defaultCPUs
-		if c.Counted {
-			c.CPUs = 1
-		}
 	}
 	if c.Counted && c.CPUs != 1 {
 		return Config{}, fmt.Errorf("configure lab: counted time needs 1 processor, not %d", c.CPUs)

@@ -14,13 +14,13 @@ func TestFromEnvironment(t *testing.T) {
 		env  map[string]string
 		want Config
 	}{
-		{"defaults", nil, Config{CPUs: 2, MemoryMiB: 6144, BootTimeout: defaultBootTimeout}},
+		{"defaults", nil, Config{CPUs: 1, MemoryMiB: 8192, BootTimeout: defaultBootTimeout}},
 		{"sizes", map[string]string{EnvCPUs: "4", EnvMemory: "2G"}, Config{CPUs: 4, MemoryMiB: 2048, BootTimeout: defaultBootTimeout}},
-		{"bare memory is MiB", map[string]string{EnvMemory: "700"}, Config{CPUs: 2, MemoryMiB: 700, BootTimeout: defaultBootTimeout}},
-		{"counted", map[string]string{EnvCounted: "1"}, Config{CPUs: 1, MemoryMiB: 6144, Counted: true, BootTimeout: defaultBootTimeout}},
-		{"not counted", map[string]string{EnvCounted: "0"}, Config{CPUs: 2, MemoryMiB: 6144, BootTimeout: defaultBootTimeout}},
+		{"bare memory is MiB", map[string]string{EnvMemory: "700"}, Config{CPUs: 1, MemoryMiB: 700, BootTimeout: defaultBootTimeout}},
+		{"counted", map[string]string{EnvCounted: "1"}, Config{CPUs: 1, MemoryMiB: 8192, Counted: true, BootTimeout: defaultBootTimeout}},
+		{"not counted", map[string]string{EnvCounted: "0"}, Config{CPUs: 1, MemoryMiB: 8192, BootTimeout: defaultBootTimeout}},
 		{"lists", map[string]string{EnvIn: "/a/x,/b/y,", EnvTools: "strace"},
-			Config{CPUs: 2, MemoryMiB: 6144, In: []string{"/a/x", "/b/y"}, Tools: []string{"strace"}, BootTimeout: defaultBootTimeout}},
+			Config{CPUs: 1, MemoryMiB: 8192, In: []string{"/a/x", "/b/y"}, Tools: []string{"strace"}, BootTimeout: defaultBootTimeout}},
 	} {
 		got, err := FromEnvironment(func(name string) string { return test.env[name] })
 		if err != nil || !reflect.DeepEqual(got, test.want) {

@@ -39,9 +39,6 @@ func first() error {
 	if err := prepare(); err != nil {
 		return err
 	}
-	if err := keepKVM(); err != nil {
-		return err
-	}
 	server := exec.Command("/init", "serve")
 	server.Stdin, server.Stdout, server.Stderr = os.Stdin, os.Stdout, os.Stderr
 	server.Env = machineEnv()
