@@ -13,6 +13,8 @@ import (
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/process"
+	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/kvm/probe"
 )
 
 // DefaultReadyTimeout bounds the wait for a guest agent's first answer.
@@ -26,6 +28,8 @@ type Options struct {
 	Time machine.Time
 	// ReadyTimeout is DefaultReadyTimeout if 0.
 	ReadyTimeout time.Duration
+	// Attached makes the VM end with the calling process, however that ends.
+	Attached bool
 	// Verify checks all of a snapshot's data before it is used, which reads it.
 	Verify bool
 	// CPUs and MemoryBytes are for a boot from an image; a clone has its parent's.
@@ -181,12 +185,13 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		Tops:         tops,
 		Identity:     d.record.Identity,
 		ReadyTimeout: o.ReadyTimeout,
+		Attached:     o.Attached,
 		Launched:     d.launched,
 	}
 	if l.kernel != nil {
 		config.Kernel, config.Initrd = l.kernel.Image, l.kernel.Initrd
 	}
-	started, err := process.Launch(ctx, config)
+	started, err := launchWatched(ctx, config)
 	if err == nil {
 		var vm *VM
 		if vm, err = d.finish(started); err == nil {
@@ -195,6 +200,51 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	}
 	d.abandon()
 	return nil, failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.Name, err))
+}
+
+// slowStart is when a start is taken for one that may never succeed. A restored
+// guest answers long before, a booting one on real hardware soon after.
+const slowStart = time.Second
+
+// launchWatched launches a VM process. If its guest is not ready soon it finds
+// out whether this /dev/kvm can run Linux at all, which some hosts' emulated ones
+// cannot: such a guest would run until its time is up.
+func launchWatched(ctx context.Context, config process.LaunchConfig) (*process.Started, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	probed := make(chan struct{})
+	timer := time.AfterFunc(slowStart, func() {
+		defer close(probed)
+		if err := checkKVM(ctx); err != nil {
+			cancel(err)
+		}
+	})
+	started, err := process.Launch(ctx, config)
+	if !timer.Stop() {
+		<-probed
+	}
+	return started, err
+}
+
+// checkKVM returns an error if /dev/kvm cannot run Linux. That it could not find
+// out is none.
+func checkKVM(ctx context.Context) error {
+	device, err := openKVM()
+	if err != nil {
+		return nil
+	}
+	defer device.Close()
+	system, err := kvm.OpenFile(device)
+	if err != nil {
+		return failure.As(failure.KVMUnusable, err)
+	}
+	defer system.Close()
+	report, err := probe.Run(ctx, system)
+	var unusable *probe.UnusableError
+	if err != nil || !errors.As(report.Err(), &unusable) {
+		return nil
+	}
+	return failure.New(failure.KVMUnusable, "%w: %s", unusable, unusable.Fix())
 }
 
 func openKVM() (*os.File, error) {

@@ -232,6 +232,30 @@ func TestUnfinishedDirectories(t *testing.T) {
 	d.abandon()
 }
 
+// A VM whose process died before it was ready is a failed start: its name is free.
+func TestDeadBeforeReady(t *testing.T) {
+	n := open(t)
+	d, err := n.newDraft("early")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.record.PID, d.record.Started = 1<<22+1, 1
+	if err := d.write(); err != nil {
+		t.Fatal(err)
+	}
+	if vms, err := n.List(); err != nil || len(vms) != 1 {
+		t.Errorf("while its maker is at work: %d vms, %v", len(vms), err)
+	}
+	d.lock.Close() // as if its maker had died
+	if vms, err := n.List(); err != nil || len(vms) != 0 || exists(d.dir) {
+		t.Errorf("afterwards: %d vms, %v", len(vms), err)
+	}
+	if d, err = n.newDraft("early"); err != nil {
+		t.Fatalf("the name is still taken: %v", err)
+	}
+	d.abandon()
+}
+
 func TestRunDirectoryTooLongForSockets(t *testing.T) {
 	_, err := Open(Config{DataDir: t.TempDir(), RunDir: "/tmp/" + strings.Repeat("x", 100)})
 	if !failure.Is(err, failure.InvalidArgument) || !strings.Contains(err.Error(), "too long") {
@@ -249,7 +273,7 @@ func TestFailedLaunchLeavesNothing(t *testing.T) {
 	n := open(t)
 	for how, code := range map[string]failure.Code{"dies": failure.VMProcessGone, "hangs": failure.Cancelled} {
 		t.Setenv(behaviour, how)
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), slowStart/2)
 		vm, err := n.launch(ctx, Options{Name: "victim", ReadyTimeout: time.Minute}, plan{
 			checkpoint: &machine.Checkpoint{},
 			origin:     func(*Record) {},

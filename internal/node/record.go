@@ -22,7 +22,7 @@ import (
 )
 
 // RecordSchema is the version of Record's JSON form.
-const RecordSchema = "forkvm/vm/v1"
+const RecordSchema = "forkvm/vm-record/v1"
 
 const (
 	recordFile = "vm.json"
@@ -183,7 +183,7 @@ func (d *draft) finish(started *process.Started) (*VM, error) {
 		return nil, err
 	}
 	d.lock.Close()
-	return &VM{Record: d.record, node: d.node, dir: d.dir}, nil
+	return &VM{Record: d.record, node: d.node, dir: d.dir, started: started}, nil
 }
 
 // abandon removes what the draft made.
@@ -212,7 +212,8 @@ func readRecord(dir string) (*Record, error) {
 	return &r, nil
 }
 
-// sweep removes a directory without a record, unless somebody is just making it.
+// sweep removes a directory without a record, or with that of a VM that died before
+// it was ready, unless somebody is just making it.
 func (n *Node) sweep(dir string) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0)
 	if err != nil {
@@ -224,7 +225,16 @@ func (n *Node) sweep(dir string) {
 		return
 	}
 	defer lock.Close()
-	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil && !exists(filepath.Join(dir, recordFile)) {
+	if unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return
+	}
+	// Read again under the lock: its maker may have finished in between.
+	r, err := readRecord(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		os.RemoveAll(dir)
+	case err == nil && !(&VM{Record: *r}).begun():
+		n.release(r.Name, r.ID)
 		os.RemoveAll(dir)
 	}
 }

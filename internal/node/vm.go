@@ -38,6 +38,10 @@ type VM struct {
 	Record
 	node *Node
 	dir  string
+
+	// started keeps an attached VM's launch socket open; nil for a VM that was
+	// found.
+	started *process.Started
 }
 
 // Status is what a VM is doing now.
@@ -73,6 +77,12 @@ func (n *Node) List() ([]*VM, error) {
 			return nil, failure.As(failure.Internal, fmt.Errorf("list vms: %w", err))
 		}
 		vm := &VM{Record: *r, node: n, dir: dir}
+		if !vm.begun() {
+			n.sweep(dir)
+			if !exists(dir) {
+				continue
+			}
+		}
 		vm.tidy()
 		vms = append(vms, vm)
 	}
@@ -127,6 +137,10 @@ func (vm *VM) alive() bool {
 	p.Close()
 	return true
 }
+
+// begun reports whether the VM became ready or may still: one whose process died
+// before is a failed start and not a VM.
+func (vm *VM) begun() bool { return vm.ReadyMS != 0 || vm.alive() }
 
 // tidy removes the sockets of a VM whose process is gone, so that nobody waits
 // for an answer from them.
@@ -231,6 +245,9 @@ const killTimeout = 2 * time.Second
 // Kill ends the VM and returns when its process is gone. A process that does not
 // end itself in time is killed. Killing a VM that has ended does nothing.
 func (vm *VM) Kill(ctx context.Context) error {
+	if vm.started != nil {
+		defer vm.started.Release()
+	}
 	p, err := vm.open()
 	if errors.Is(err, linux.ErrProcessGone) {
 		return nil

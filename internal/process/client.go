@@ -33,6 +33,9 @@ type LaunchConfig struct {
 	Tops         []*os.File
 	Identity     machine.Identity
 	ReadyTimeout time.Duration
+	// Attached makes the VM end with the calling process, however that ends, or
+	// when Release is called on the result.
+	Attached bool
 	// Launched, if set, is called with the process before the start message
 	// goes out, so that it is on record before it is a VM. An error ends it.
 	Launched func(p *linux.Process) error
@@ -45,7 +48,12 @@ func Launch(ctx context.Context, c LaunchConfig) (*Started, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer launcher.Close()
+	keep := false
+	defer func() {
+		if !keep {
+			launcher.Close()
+		}
+	}()
 	p, err := spawn(c, theirs)
 	theirs.Close()
 	if err != nil {
@@ -58,7 +66,17 @@ func Launch(ctx context.Context, c LaunchConfig) (*Started, error) {
 		_ = p.Signal(syscall.SIGKILL)
 		return nil, err
 	}
+	if keep = c.Attached; keep {
+		started.launcher = launcher
+	}
 	return started, nil
+}
+
+// Release ends an attached VM. For others it does nothing. It is idempotent.
+func (s *Started) Release() {
+	if s.launcher != nil {
+		s.launcher.Close()
+	}
 }
 
 // spawn starts the process in a session of its own: it outlives the caller and
@@ -148,11 +166,20 @@ func (c *LaunchConfig) sendStart(launcher *conn) error {
 		Checkpoint:   checkpoint,
 		Identity:     c.Identity,
 		ReadyTimeout: c.ReadyTimeout,
+		Attached:     c.Attached,
 	}
 	for _, top := range c.Tops {
 		form.Tops = append(form.Tops, t.add(top))
 	}
-	return launcher.send(request{Op: opStart, Start: &form}, t.files)
+	return sent(launcher.send(request{Op: opStart, Start: &form}, t.files))
+}
+
+// sent gives an error of sending its code: the process may be gone already.
+func sent(err error) error {
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		return failure.New(failure.VMProcessGone, "vm process ended without an answer: %w", err)
+	}
+	return err
 }
 
 // receive waits for an answer, for as long as ctx allows. An answer with an
@@ -193,8 +220,8 @@ func Dial(ctx context.Context, directory string) (*Client, error) {
 func (c *Client) Close() error { return c.conn.Close() }
 
 func (c *Client) call(ctx context.Context, req request, files []*os.File) (*response, []*os.File, error) {
-	if err := c.conn.send(req, files); err != nil {
-		return nil, nil, failure.New(failure.VMProcessGone, "send to vm process: %w", err)
+	if err := sent(c.conn.send(req, files)); err != nil {
+		return nil, nil, err
 	}
 	return receive(ctx, c.conn)
 }

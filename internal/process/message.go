@@ -42,6 +42,8 @@ type Started struct {
 	// Ready is the time from the start message to the guest agent's answer, or
 	// to the first instruction of a guest without one.
 	Ready time.Duration `json:"ready_ns"`
+
+	launcher *conn // kept open by an attached launch
 }
 
 // State is what a VM is doing.
@@ -76,6 +78,8 @@ type startForm struct {
 	Identity   machine.Identity `json:"identity"`
 	// ReadyTimeout bounds the wait for the guest agent.
 	ReadyTimeout time.Duration `json:"ready_timeout_ns"`
+	// Attached: the VM ends when the launch socket is closed.
+	Attached bool `json:"attached,omitempty"`
 }
 
 type layerForm struct {

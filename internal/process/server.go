@@ -44,14 +44,17 @@ func Serve(ctx context.Context, launch *os.File) error {
 		return errors.Join(err, c.send(response{Error: failure.As(failure.Internal, err)}, nil))
 	}
 	defer s.close()
-	if err := s.bringUp(ctx, c, req.Start); err != nil {
+	go s.watch(c, req.Start.Attached)
+	if err := s.bringUp(ctx, req.Start); err != nil {
 		return errors.Join(err, c.send(response{Error: s.explain(err)}, nil))
 	}
 	// A launcher that is gone by now will never tell anybody of this VM.
 	if err := c.send(response{Started: &Started{Ready: time.Since(begun)}}, nil); err != nil {
 		return err
 	}
-	c.Close()
+	if !req.Start.Attached {
+		c.Close()
+	}
 	return s.serve(ctx)
 }
 
@@ -62,6 +65,7 @@ type server struct {
 	console   *os.File
 	control   *net.UnixListener
 
+	ready     atomic.Bool
 	paused    atomic.Bool
 	diskError atomic.Pointer[string] // set from device workers, so no lock
 
@@ -130,21 +134,28 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	return c, err
 }
 
-// bringUp starts the guest and waits until it is ready and renewed. When the
-// launcher dies meanwhile, the VM is given up: nobody knows of it.
-func (s *server) bringUp(ctx context.Context, launcher *conn, form *startForm) error {
+// watch notes when the launcher is gone. While the VM starts that ends it, for
+// nobody will ever hear of it; an attached VM it ends at any time.
+func (s *server) watch(launcher *conn, attached bool) {
+	var nothing request
+	if _, err := launcher.receive(&nothing); err == nil {
+		return // it has no more to say
+	}
+	if attached || !s.ready.Load() {
+		s.machine.End(vmm.ReasonKilled, "the program that started this vm is gone")
+	}
+}
+
+// bringUp starts the guest and waits until it is ready and renewed.
+func (s *server) bringUp(ctx context.Context, form *startForm) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, form.ReadyTimeout, failure.New(failure.GuestNotReady,
 		"guest agent did not answer within %v", form.ReadyTimeout))
 	defer cancel()
-	gone, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	go func() {
-		var nothing request
-		if _, err := launcher.receive(&nothing); err != nil {
-			stop(failure.New(failure.Cancelled, "the program that started this vm is gone"))
-		}
-	}()
-	return s.machine.Bring(gone, form.Identity)
+	if err := s.machine.Bring(ctx, form.Identity); err != nil {
+		return err
+	}
+	s.ready.Store(true)
+	return nil
 }
 
 // explain turns an error of a start into what the launcher is told. A guest that

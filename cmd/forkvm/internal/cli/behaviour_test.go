@@ -41,7 +41,7 @@ func TestFlagsReachTheNode(t *testing.T) {
 		{Name: "web", Time: machine.TimeFrozen, ReadyTimeout: 5 * time.Second, CPUs: 4, MemoryBytes: 6 << 30, CommandLine: "debug"},
 		{Name: "again", Time: machine.TimeFrozen, ReadyTimeout: patience},
 		{Time: machine.TimeHost, ReadyTimeout: patience},
-		{Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 3, MemoryBytes: 3 << 29},
+		{Attached: true, Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 3, MemoryBytes: 3 << 29},
 	}
 	if !reflect.DeepEqual(s.node.made, want) {
 		t.Errorf("got %+v\nwant %+v", s.node.made, want)

@@ -69,6 +69,7 @@ func (a *app) runForeground(ctx context.Context, n Node, image string, boot *boo
 	if err != nil {
 		return err
 	}
+	o.Attached = true // not even a killed command leaves its VM behind
 	vm, err := n.Boot(ctx, image, o)
 	if err != nil {
 		return err
