@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log"
 	"os"
 
@@ -17,12 +18,15 @@ import (
 )
 
 func main() {
-	if err := run(context.Background(), os.Args[1], os.Args[2]); err != nil {
+	if len(os.Args) != 3 {
+		log.Fatal("usage: embed IMAGE-DIRECTORY STORE-DIRECTORY")
+	}
+	if err := run(context.Background(), os.Args[1], os.Args[2], os.Stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, imageDir, storeDir string) error {
+func run(ctx context.Context, imageDir, storeDir string, out io.Writer) error {
 	img, err := image.Open(imageDir)
 	if err != nil {
 		return err
@@ -31,12 +35,13 @@ func run(ctx context.Context, imageDir, storeDir string) error {
 	if err != nil {
 		return err
 	}
+	defer snapshots.Close()
 	vm, err := forkvm.Boot(ctx, img, forkvm.Config{Name: "first", MemoryBytes: 256 << 20})
 	if err != nil {
 		return err
 	}
 	defer vm.Close()
-	if err := say(ctx, vm, "echo booted > /root/state; uname -sr"); err != nil {
+	if err := say(ctx, out, vm, "echo booted > /root/state; uname -sr"); err != nil {
 		return err
 	}
 	if _, err := vm.Snapshot(ctx, snapshots, "booted"); err != nil {
@@ -48,7 +53,7 @@ func run(ctx context.Context, imageDir, storeDir string) error {
 		return err
 	}
 	defer clone.Close()
-	if err := say(ctx, clone, "hostname; cat /root/state; echo cloned > /root/state"); err != nil {
+	if err := say(ctx, out, clone, "hostname; cat /root/state; echo cloned > /root/state"); err != nil {
 		return err
 	}
 
@@ -58,16 +63,18 @@ func run(ctx context.Context, imageDir, storeDir string) error {
 	}
 	for _, child := range children {
 		defer child.Close()
-		if err := say(ctx, child, "hostname; cat /root/state"); err != nil {
+	}
+	for _, child := range children {
+		if err := say(ctx, out, child, "hostname; cat /root/state"); err != nil {
 			return err
 		}
 	}
-	return say(ctx, vm, "cat /root/state") // still "booted": clones share nothing that is written
+	return say(ctx, out, vm, "cat /root/state") // still "booted": clones share nothing that is written
 }
 
 // say runs a shell command in a VM and shows what it prints.
-func say(ctx context.Context, vm *forkvm.VM, command string) error {
-	result, err := vm.Agent().Exec(ctx, client.Command{Args: []string{"sh", "-c", command}, Stdout: os.Stdout, Stderr: os.Stderr})
+func say(ctx context.Context, out io.Writer, vm *forkvm.VM, command string) error {
+	result, err := vm.Agent().Exec(ctx, client.Command{Args: []string{"sh", "-c", command}, Stdout: out, Stderr: out})
 	if err == nil && result.ExitCode != 0 {
 		err = fmt.Errorf("%s: exit code %d", command, result.ExitCode)
 	}

@@ -1,7 +1,8 @@
 // Command guestload is what a guest does while tests snapshot, restore and fork
 // it: it computes, keeps patterns in memory and on disk, sleeps on every CPU and
 // echoes on a vsock port, and checks all of it all the time. It ends with an
-// error at the first wrong byte, missing tick or failed operation.
+// error at the first wrong byte, missing tick or failed operation. Every worker
+// leaves some time to the others: an emulated processor has none to spare.
 //
 // Once each 50 ms it replaces the status file, one line of JSON, so that a test
 // sees that everything goes on.
@@ -106,18 +107,15 @@ func (l *load) compute() error {
 	var want [32]byte
 	for {
 		var sum [32]byte
-		for range 10 {
-			for range 200 {
-				sum = sha256.Sum256(sum[:])
-			}
-			runtime.Gosched()
+		for range 500 {
+			sum = sha256.Sum256(sum[:])
 		}
 		if n := l.cpu.Add(1); n == 1 {
 			want = sum
 		} else if sum != want {
 			return fmt.Errorf("round %d computed %x, not %x", n, sum, want)
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
@@ -134,7 +132,7 @@ func (l *load) patterns(megabytes int) error {
 	}
 	want := make([]byte, page)
 	for {
-		for range 64 {
+		for range 16 {
 			i := r.IntN(pages)
 			fill(want, uint64(i), versions[i])
 			if !bytes.Equal(memory[i*page:][:page], want) {
@@ -144,7 +142,7 @@ func (l *load) patterns(megabytes int) error {
 			fill(memory[i*page:][:page], uint64(i), versions[i])
 		}
 		l.memory.Add(1)
-		time.Sleep(time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
@@ -176,7 +174,7 @@ func (l *load) files(dir string) error {
 			return err
 		}
 		l.disk.Add(1)
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond)
 	}
 }
 
@@ -245,7 +243,7 @@ func (l *load) tick(cpu int) error {
 		return err
 	}
 	for {
-		pause := unix.NsecToTimespec(int64(5 * time.Millisecond))
+		pause := unix.NsecToTimespec(int64(20 * time.Millisecond))
 		if err := unix.Nanosleep(&pause, nil); err != nil && err != unix.EINTR {
 			return err
 		}

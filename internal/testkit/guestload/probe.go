@@ -28,7 +28,9 @@ func now([]string) error {
 
 // draw takes 16 bytes of the kernel's randomness again and again and appends
 // them to a file. Each line says under which generation the guest was before
-// the draw, so that draws after a renewal can be told from those before.
+// the draw, so that draws after a renewal can be told from those before, and the
+// monotonic time after it, which tells draws of two clones from one draw in
+// their common past.
 func draw(args []string) error {
 	flags := flag.NewFlagSet("draw", flag.ContinueOnError)
 	to := flags.String("to", "/dev/shm/random", "file to append to")
@@ -50,10 +52,14 @@ func draw(args []string) error {
 		if n, err := unix.Getrandom(value[:], 0); err != nil || n != len(value) {
 			return fmt.Errorf("getrandom: %d bytes, %w", n, err)
 		}
-		if _, err := fmt.Fprintf(f, "%s %x\n", strings.TrimSpace(string(under)), value); err != nil {
+		var now unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 			return err
 		}
-		time.Sleep(200 * time.Microsecond)
+		if _, err := fmt.Fprintf(f, "%s %x %d\n", strings.TrimSpace(string(under)), value, now.Nano()); err != nil {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -1,0 +1,324 @@
+package forkvm_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm"
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/kvm"
+)
+
+// TestSnapshotDuringBoot stops guests in the middle of their boot, before there
+// is a guest agent that could prepare anything, and has clones of these moments
+// boot to the end.
+func TestSnapshotDuringBoot(t *testing.T) {
+	ctx := begin(t)
+	for _, cpus := range []int{1, 4} {
+		t.Run(fmt.Sprintf("%d vCPUs", cpus), func(t *testing.T) {
+			_, name := parent(t, ctx, cpus)
+			third := parents.booted[name] / 3
+			source := newGuest(t, "disk", machine.Size{CPUs: cpus})
+			source.build(t)
+			if err := source.machine.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for moment := range 3 {
+				if moment > 0 {
+					time.Sleep(third)
+				}
+				clone := source.clone(t)
+				// It takes the rest of the boot.
+				if err := clone.machine.Bring(ctx, clone.id); err != nil {
+					t.Fatalf("clone of a guest %v after its start: %v\n%s", time.Duration(moment)*third, err, clone.console)
+				}
+				if err := clone.machine.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := source.machine.Bring(ctx, source.id); err != nil {
+				t.Errorf("source: %v\n%s", err, source.console)
+			}
+		})
+	}
+}
+
+// guest is a machine without the embedding API around it, which waits for the
+// guest agent.
+type guest struct {
+	config  machine.Config
+	machine *machine.Machine
+	id      machine.Identity
+	console *console
+}
+
+func newGuest(t *testing.T, image string, size machine.Size) *guest {
+	t.Helper()
+	size.MemoryBytes = guestMemory
+	checkpoint, kernel, err := machine.FromImage(openImage(t, image), image, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &guest{config: machine.Config{Kernel: kernel}}
+	checkpoint.Configure(&g.config)
+	return g
+}
+
+// build makes the machine, which does not run yet.
+func (g *guest) build(t *testing.T) {
+	t.Helper()
+	g.console = newConsole(t, "guest")
+	g.config.Console = g.console
+	g.id = machine.NewIdentity("guest", machine.TimeHost)
+	system, err := kvm.Open()
+	if err != nil {
+		t.Fatal(errors.Join(err, g.config.Close()))
+	}
+	defer system.Close()
+	g.config.KVM = system
+	g.config.Generation, err = g.id.GenerationID()
+	if err == nil {
+		g.config.Tops, err = machine.NewTops(g.config.Shape, scratch)
+	}
+	if err != nil {
+		t.Fatal(errors.Join(err, g.config.Close()))
+	}
+	if g.machine, err = machine.New(g.config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.machine.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+}
+
+// clone builds a machine from this one at this moment.
+func (g *guest) clone(t *testing.T) *guest {
+	t.Helper()
+	tops, err := machine.NewTops(g.machine.Shape(), scratch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkpoint, err := g.machine.Checkpoint(tops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &guest{}
+	checkpoint.Configure(&c.config)
+	c.build(t)
+	return c
+}
+
+// TestCaseC4 has clones of one snapshot write to the same places of the disk at
+// once: each sees its own, and the snapshot stays what it was.
+func TestCaseC4(t *testing.T) {
+	ctx := begin(t)
+	st, name := parent(t, ctx, 1)
+	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source"})
+	own := openStore(t)
+	sh(t, ctx, vm, "for i in 0 1 2 3; do dd if=/dev/urandom of=/root/old$i bs=64k count=8; done 2>/dev/null; sync")
+	sums := sh(t, ctx, vm, "sha256sum /root/old*")
+	takeSnapshot(t, ctx, vm, own, "template")
+	if err := vm.Close(); err != nil {
+		t.Error(err)
+	}
+	before := hashFile(t, exportDisk(t, own, "template"))
+
+	vms := restoreAll(t, ctx, own, "template", 3)
+	each(t, vms, func(i int, vm *forkvm.VM) error {
+		_, err := attempt(ctx, vm, fmt.Sprintf("rm /root/old%d; sync; for j in 0 1 2 3; do yes clone %d | head -c 1000000 > /root/new$j; done; sync", i, i))
+		return err
+	})
+	each(t, vms, func(i int, vm *forkvm.VM) error {
+		out, err := attempt(ctx, vm, fmt.Sprintf("echo 3 > /proc/sys/vm/drop_caches; cat /root/new* | grep -vc '^clone %d' || true; ls /root | wc -l", i))
+		// Each file is cut in the middle of its last line, which the next one begins behind.
+		if want := "0\n7"; err == nil && out != want {
+			err = fmt.Errorf("foreign lines and files: %q, want %q", out, want)
+		}
+		return err
+	})
+	for i, vm := range vms {
+		name := fmt.Sprintf("clone-%d", i)
+		takeSnapshot(t, ctx, vm, own, name)
+		checkFilesystem(t, exportDisk(t, own, name))
+	}
+	if after := hashFile(t, exportDisk(t, own, "template")); after != before {
+		t.Error("the disk of the snapshot has changed under its clones")
+	}
+	again := restore(t, ctx, own, "template", forkvm.Config{Name: "again"})
+	if got := sh(t, ctx, again, "echo 3 > /proc/sys/vm/drop_caches; sha256sum /root/old*"); got != sums {
+		t.Errorf("restored again:\n%s\nwant\n%s", got, sums)
+	}
+}
+
+// each runs a function for all machines at once.
+func each(t *testing.T, vms []*forkvm.VM, do func(i int, vm *forkvm.VM) error) {
+	t.Helper()
+	errs := make([]error, len(vms))
+	var all sync.WaitGroup
+	for i, vm := range vms {
+		all.Go(func() { errs[i] = do(i, vm) })
+	}
+	all.Wait()
+	for i, err := range errs {
+		if err != nil {
+			t.Errorf("machine %d: %v", i, err)
+		}
+	}
+}
+
+func hashFile(t *testing.T, path string) [sha256.Size]byte {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		t.Fatal(err)
+	}
+	return [sha256.Size]byte(sum.Sum(nil))
+}
+
+// storm keeps connections to a guest's echo port opening, working and closing,
+// some of them without reading what is on its way, until it is stopped.
+type storm struct {
+	stop    context.CancelFunc
+	done    sync.WaitGroup
+	through atomic.Int64 // connections that carried everything
+	wrong   atomic.Pointer[wrongBytes]
+}
+
+func startStorm(ctx context.Context, vm *forkvm.VM, workers int) *storm {
+	s := &storm{}
+	ctx, s.stop = context.WithCancel(ctx)
+	for worker := range workers {
+		s.done.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(worker), 5))
+			for ctx.Err() == nil {
+				s.connection(ctx, vm, r)
+			}
+		})
+	}
+	return s
+}
+
+func (s *storm) connection(ctx context.Context, vm *forkvm.VM, r *rand.Rand) {
+	size := 1 + r.IntN(100<<10)
+	if r.IntN(3) == 0 {
+		if conn, err := vm.Dial(ctx, loadPort); err == nil {
+			_, _ = conn.Write(make([]byte, min(size, 4096)))
+			conn.Close() // with the echo on its way: the guest gets a reset
+		}
+	} else {
+		// Connections break whenever their machine ends. They must never carry
+		// anything else than what was sent.
+		err := echo(ctx, vm, byte(size), size)
+		var wrong *wrongBytes
+		if errors.As(err, &wrong) {
+			s.wrong.Store(wrong)
+		}
+		if err == nil {
+			s.through.Add(1)
+		}
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(5 * time.Millisecond):
+	}
+}
+
+// end stops the storm and returns what went wrong in it.
+func (s *storm) end() error {
+	s.stop()
+	s.done.Wait()
+	if wrong := s.wrong.Load(); wrong != nil {
+		return wrong
+	}
+	return nil
+}
+
+// TestCaseB1 takes snapshots while connections open, close and break: in each
+// clone both directions work at once.
+func TestCaseB1(t *testing.T) {
+	ctx := begin(t)
+	st, name := parent(t, ctx, 1)
+	host := newEchoHost(t)
+	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source", Connect: host.connect})
+	startLoad(t, ctx, vm)
+	load := startStorm(ctx, vm, 4)
+	for round := range 4 {
+		time.Sleep(rand.N(300 * time.Millisecond))
+		clone := fork(t, ctx, vm, forkvm.Config{Name: fmt.Sprintf("clone-%d", round), Connect: host.connect})[0]
+		if err := echo(ctx, clone, byte(round), 10000); err != nil {
+			t.Errorf("round %d: host to guest: %v", round, err)
+		}
+		if _, err := attempt(ctx, clone, fmt.Sprintf("guestload connect -port %d -bytes 8192", hostPort)); err != nil {
+			t.Errorf("round %d: guest to host: %v", round, err)
+		}
+		if err := clone.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := load.end(); err != nil {
+		t.Error(err)
+	}
+	if load.through.Load() == 0 {
+		t.Error("no connection to the source worked")
+	}
+	t.Logf("%d connections of the source carried everything", load.through.Load())
+}
+
+// TestCaseB3 pauses a machine in the middle of streams in both directions: they
+// go on without a byte lost, and new ones can be opened.
+func TestCaseB3(t *testing.T) {
+	ctx := begin(t)
+	st, name := parent(t, ctx, 1)
+	host := newEchoHost(t)
+	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source", Connect: host.connect})
+	startLoad(t, ctx, vm)
+	const size = 4 << 20
+	var out bytes.Buffer
+	inward, err := vm.Agent().Start(ctx, client.Command{
+		Args:   []string{"guestload", "connect", "-port", fmt.Sprint(hostPort), "-bytes", fmt.Sprint(size)},
+		Stdout: &out, Stderr: &out,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	outward := make(chan error, 1)
+	go func() { outward <- echo(ctx, vm, 3, size) }()
+	for range 5 {
+		time.Sleep(100 * time.Millisecond)
+		for _, call := range []func() error{vm.Pause, vm.Pause, vm.Resume, vm.Resume} {
+			if err := call(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	if err := <-outward; err != nil {
+		t.Errorf("stream from the host: %v", err)
+	}
+	if result, err := inward.Wait(); err != nil || result.ExitCode != 0 {
+		t.Errorf("stream from the guest: %v, exit code %d: %s", err, result.ExitCode, out.String())
+	}
+	for i := range 10 {
+		if err := echo(ctx, vm, byte(i), 100); err != nil {
+			t.Errorf("connection %d after the pauses: %v", i, err)
+		}
+	}
+}
