@@ -47,7 +47,8 @@ type Config struct {
 	// The machine closes it.
 	Vsock net.Listener
 	// Connect, if set, opens the host's end when a program in the guest
-	// connects to a vsock port of the host (CID 2).
+	// connects to a vsock port of the host (CID 2). The connection must have a
+	// descriptor, as those of Unix sockets and TCP have.
 	Connect func(ctx context.Context, port uint32) (net.Conn, error)
 }
 

@@ -78,6 +78,9 @@ func (m *Machine) Renew(ctx context.Context, id Identity) error {
 	if id.Time != TimeFrozen {
 		fresh.WallClock = time.Now
 	}
-	_, err := m.Agent().Renew(ctx, fresh)
-	return err
+	if _, err := m.Agent().Renew(ctx, fresh); err != nil {
+		return err
+	}
+	m.generation.Store(&id.Generation)
+	return nil
 }

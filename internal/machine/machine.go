@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
@@ -42,6 +43,9 @@ type Machine struct {
 	// hungUp waits for the goroutine that hangs up when the guest has ended.
 	hungUp    sync.WaitGroup
 	hangUpErr error
+
+	// generation is the guest's own, nil until it has confirmed one.
+	generation atomic.Pointer[string]
 
 	mu     sync.Mutex // held for the whole of a checkpoint
 	layers memoryLayers
@@ -153,11 +157,16 @@ func (m *Machine) report() []string {
 }
 
 // Agent returns a client of the guest agent. It does not connect before it is
-// used.
+// used. Once the guest has an identity of its own, requests of the client are
+// refused by a guest that has another.
 func (m *Machine) Agent() *client.Client {
-	return client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
+	config := client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
 		return m.Dial(ctx, proto.Port)
-	}})
+	}}
+	if generation := m.generation.Load(); generation != nil {
+		config.Generation = *generation
+	}
+	return client.New(config)
 }
 
 // Bring starts the guest and returns when it is ready: when its guest agent has

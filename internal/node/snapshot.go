@@ -10,7 +10,6 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
-	"github.com/forkvm/forkvm/vmm/cpu"
 )
 
 // Snapshot is what taking one yields.
@@ -100,14 +99,13 @@ func (n *Node) RemoveSnapshot(name string) error {
 // snapshotFailure gives an error of the store its code.
 func snapshotFailure(err error) *failure.Error {
 	var corrupt *store.CorruptError
-	var incompatible *cpu.IncompatibleError
 	code := failure.Internal
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		code = failure.SnapshotNotFound
 	case errors.Is(err, store.ErrExists):
 		code = failure.SnapshotExists
-	case errors.Is(err, snapshot.ErrVersion), errors.As(err, &incompatible):
+	case errors.Is(err, snapshot.ErrVersion):
 		code = failure.SnapshotUnsupported
 	case errors.As(err, &corrupt):
 		code = failure.SnapshotCorrupt

@@ -322,9 +322,10 @@ func (vm *VM) Directory() string { return vm.dir }
 // Agent returns a client of the VM's guest agent, which expects the VM's own
 // generation: a command for this VM is never run by another one.
 func (vm *VM) Agent() *client.Client {
-	return client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
-		return dialGuest(ctx, vm.VsockPath(), proto.Port)
-	}})
+	return client.New(client.Config{
+		Dial:       func(ctx context.Context) (net.Conn, error) { return dialGuest(ctx, vm.VsockPath(), proto.Port) },
+		Generation: vm.Identity.Generation,
+	})
 }
 
 // dialGuest connects to a port of a guest through its Unix socket.

@@ -11,10 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/vmm"
+	"github.com/forkvm/forkvm/vmm/cpu"
 )
 
 // LaunchDescriptor is the number of the launch socket in a VM process.
@@ -41,7 +43,7 @@ func Serve(ctx context.Context, launch *os.File) error {
 	begun := time.Now()
 	s, err := newServer(ctx, req.Start, files)
 	if err != nil {
-		return errors.Join(err, c.send(response{Error: failure.As(failure.Internal, err)}, nil))
+		return errors.Join(err, c.send(response{Error: classify(err)}, nil))
 	}
 	defer s.close()
 	go s.watch(c, req.Start.Attached)
@@ -163,6 +165,19 @@ func (s *server) bringUp(ctx context.Context, form *startForm) error {
 func (s *server) explain(err error) *failure.Error {
 	if exit := s.machine.Exit(); exit != nil {
 		return failure.New(failure.GuestEnded, "%w", exit)
+	}
+	return classify(err)
+}
+
+// classify gives errors that a caller can do something about their codes.
+func classify(err error) *failure.Error {
+	var incompatible *cpu.IncompatibleError
+	var unconfirmed *client.UnconfirmedError
+	switch {
+	case errors.As(err, &incompatible):
+		return failure.As(failure.SnapshotUnsupported, err)
+	case errors.As(err, &unconfirmed):
+		return failure.As(failure.IdentityUnconfirmed, err)
 	}
 	return failure.As(failure.Internal, err)
 }
