@@ -17,6 +17,7 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/snapshot/store"
 )
 
@@ -71,6 +72,7 @@ const drawn = "/dev/shm/random"
 // TestCaseA1 has a guest draw randomness all the time, before, during and after
 // a snapshot: no two clones draw the same once Restore or Fork has returned.
 func TestCaseA1(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source"})
@@ -349,6 +351,7 @@ func TestCaseA3FailsClosed(t *testing.T) {
 
 // TestCaseA7 uses every device in generations 0, 1 and 2.
 func TestCaseA7(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	host := newEchoHost(t)

@@ -17,6 +17,7 @@ import (
 	"github.com/forkvm/forkvm"
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/kvm"
 )
 
@@ -24,6 +25,7 @@ import (
 // is a guest agent that could prepare anything, and has clones of these moments
 // boot to the end.
 func TestSnapshotDuringBoot(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	for _, cpus := range []int{1, 4} {
 		t.Run(fmt.Sprintf("%d vCPUs", cpus), func(t *testing.T) {
@@ -124,6 +126,7 @@ func (g *guest) clone(t *testing.T) *guest {
 // TestCaseC4 has clones of one snapshot write to the same places of the disk at
 // once: each sees its own, and the snapshot stays what it was.
 func TestCaseC4(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source"})
@@ -254,6 +257,7 @@ func (s *storm) end() error {
 // TestCaseB1 takes snapshots while connections open, close and break: in each
 // clone both directions work at once.
 func TestCaseB1(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	host := newEchoHost(t)
@@ -285,6 +289,7 @@ func TestCaseB1(t *testing.T) {
 // TestCaseB3 pauses a machine in the middle of streams in both directions: they
 // go on without a byte lost, and new ones can be opened.
 func TestCaseB3(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	host := newEchoHost(t)

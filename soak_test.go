@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm"
+	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/snapshot/store"
 )
 
@@ -46,6 +47,7 @@ func soakNumber(t *testing.T, name string, otherwise uint64) uint64 {
 // SOAK_ROUNDS says how many clones to make, SOAK_SEED repeats a run as far as
 // time lets it.
 func TestSoak(t *testing.T) {
+	testkit.Long(t)
 	rounds := int(soakNumber(t, "SOAK_ROUNDS", shortRounds))
 	seed := soakNumber(t, "SOAK_SEED", uint64(time.Now().UnixNano()))
 	begin(t)

@@ -10,12 +10,14 @@ import (
 
 	"github.com/forkvm/forkvm"
 	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/vmm"
 )
 
 // TestLargeMachine boots 4 vCPUs with RAM on both sides of the hole below
 // 4 GiB, and clones it with data in the upper part.
 func TestLargeMachine(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	const memory = 6 << 30
 	vm, err := forkvm.Boot(ctx, openImage(t, "memory"), config(t, forkvm.Config{Name: "large", CPUs: 4, MemoryBytes: memory}))
@@ -42,6 +44,7 @@ func TestLargeMachine(t *testing.T) {
 // TestForkSourceGoesOn forks a guest under load: the source goes on as if
 // nothing had happened, and nothing that one writes is seen by another.
 func TestForkSourceGoesOn(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source"})
@@ -69,6 +72,7 @@ func TestForkSourceGoesOn(t *testing.T) {
 // TestPauseAndResume checks that a paused guest stands still, that doubled calls
 // change nothing, and that a snapshot of a paused guest leaves it paused.
 func TestPauseAndResume(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	vm := restore(t, ctx, st, name, forkvm.Config{Name: "paused"})

@@ -86,6 +86,7 @@ func TestExitCodesPassThrough(t *testing.T) {
 }
 
 func TestExecConnectsStreams(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	h.start("streams")
 	r := h.typing("typed", "exec", "-i", "-e", "A=b c", "-w", "/etc", "-u", "user", "streams", "--",
@@ -101,6 +102,7 @@ func TestExecConnectsStreams(t *testing.T) {
 }
 
 func TestGuestSeesItsSize(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	const memory = 6 << 30
 	var info unix.Sysinfo_t
@@ -180,6 +182,7 @@ func contains(list []string, s string) bool {
 }
 
 func TestPauseAndResume(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	h.start("sleeper")
 	h.must("pause", "sleeper")
@@ -195,6 +198,7 @@ func TestPauseAndResume(t *testing.T) {
 }
 
 func TestCopyThereAndBack(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	h.start("files")
 	dir := t.TempDir()
@@ -217,6 +221,7 @@ func TestCopyThereAndBack(t *testing.T) {
 }
 
 func TestEndOfTheGuest(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	h.start("quits")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -270,6 +275,7 @@ func TestVMProcessIsKilled(t *testing.T) {
 
 // A command line that is killed takes the VM that it was just making with it.
 func TestCommandLineIsKilledDuringCreate(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	cmd := h.command(t.Context(), "create", "--name", "orphan", "--memory", guestMemory, h.image("disk"))
 	if err := cmd.Start(); err != nil {
@@ -312,6 +318,7 @@ func gone(pid int) bool {
 }
 
 func TestInterruptedRunLeavesNothing(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -27,6 +27,7 @@ const judgeMemory = 160 << 20
 // the memory and the disk of a clone that has not run yet are those of its
 // parent, byte for byte, and so is what a plain reader makes of the layers.
 func TestCaseE1(t *testing.T) {
+	testkit.Long(t)
 	testkit.RequireKVM(t)
 	dir := testkit.RequireGuest(t)
 	testkit.NoLeaks(t)

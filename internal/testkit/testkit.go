@@ -58,6 +58,15 @@ func Require(t testing.TB, what, fix string) {
 	missing(t, what, fix)
 }
 
+// Long skips a test of several minutes in a short run, which 'make test' makes of the tests in the lab; 'make test-long' runs
+// all of them.
+func Long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes minutes in the lab: make test-long")
+	}
+}
+
 // InLab says whether this process runs in the lab machine.
 func InLab() bool { return os.Getenv("FORKVM_LAB") == "1" }
 
