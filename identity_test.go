@@ -193,6 +193,7 @@ const threeDays = 72 * time.Hour
 // restore of an old snapshot, a fork and a pause, with each clock source that
 // the guest's kernel offers.
 func TestCaseA2(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	t.Run("cold boot and tsc", func(t *testing.T) { testBootedClock(t, ctx) })
