@@ -16,7 +16,7 @@ GUEST := .cache/lab/guest
 FUZZTIME ?= 10s
 PKG ?= ./...
 
-.PHONY: help build test test-host test-lab test-long soak test-guest lab lab-tool bench fuzz lint generate fmt deps clean
+.PHONY: help build quickstart test test-host test-lab test-long soak test-guest lab lab-tool bench fuzz lint generate fmt deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,7 @@ test-host: ## the tests that run on this machine; PKG=./path/... for some
 	go test $(PKG)
 
 test-lab: build lab-tool test-guest ## the tests that need KVM, in the lab; PKG=./path/... RUN=regexp for some, V=1 to see all
-	REQUIRE=files LAB_IN=$(GUEST) $(LAB) test -short -timeout 25m $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
+	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) $(LAB) test -short -timeout 25m $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
 
 test-long: build lab-tool test-guest ## the same with the tests that take minutes each; the whole of it takes hours
 	REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -timeout 2h $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)

@@ -12,7 +12,7 @@ type MissingError struct{ Program string }
 
 // debianPackages are the packages of the programs that the lab runs or takes along.
 var debianPackages = map[string]string{
-	emulator: "qemu-system-x86", "busybox": "busybox-static", "mke2fs": "e2fsprogs", "e2fsck": "e2fsprogs",
+	emulatorName: "qemu-system-x86", "busybox": "busybox-static", "mke2fs": "e2fsprogs", "e2fsck": "e2fsprogs",
 	"debugfs": "e2fsprogs", "dumpe2fs": "e2fsprogs", "tune2fs": "e2fsprogs", "resize2fs": "e2fsprogs",
 	"apt-get": "apt", "apt-cache": "apt",
 }

@@ -17,6 +17,7 @@ import (
 // Machine is a running lab machine. Its methods may be called from several goroutines.
 type Machine struct {
 	up      time.Duration
+	faulty  bool
 	dir     *runDir
 	process *process
 	port    *os.File
@@ -44,13 +45,13 @@ func Start(ctx context.Context, config Config) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	program, err := findProgram(emulator)
-	if err != nil {
-		return nil, err
-	}
 	c, err := openCache(config.CacheDir)
 	if err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
+	}
+	e, err := findEmulator(ctx, c)
+	if err != nil {
+		return nil, err
 	}
 	k, err := findKernel(ctx, c, config.Kernel)
 	if err != nil {
@@ -68,10 +69,11 @@ func Start(ctx context.Context, config Config) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Machine{dir: dir, waiting: make(map[uint32]*session), gone: make(chan struct{}), console: &console{log: config.Log}}
+	m := &Machine{dir: dir, faulty: e.faulty, waiting: make(map[uint32]*session), gone: make(chan struct{}), console: &console{log: config.Log}}
 	disks, err := makeDisks(ctx, c, config, dir.path)
 	if err == nil {
-		err = m.boot(ctx, config, program, emulatorArgs(config, image, initrd, disks), disks)
+		e.args = append(e.args, emulatorArgs(config, image, initrd, disks)...)
+		err = m.boot(ctx, config, e, disks)
 	}
 	if err != nil {
 		m.Close()
@@ -122,9 +124,9 @@ func makeDisks(ctx context.Context, c cache, config Config, dir string) ([]disk,
 }
 
 // boot starts the emulator and waits for the machine's first word.
-func (m *Machine) boot(ctx context.Context, config Config, program string, args []string, disks []disk) error {
+func (m *Machine) boot(ctx context.Context, config Config, e emulator, disks []disk) error {
 	begin := time.Now()
-	if err := m.launch(program, args); err != nil {
+	if err := m.launch(e); err != nil {
 		return err
 	}
 	plan := wire.Plan{}
@@ -152,7 +154,7 @@ func (m *Machine) boot(ctx context.Context, config Config, program string, args 
 	return nil
 }
 
-func (m *Machine) launch(program string, args []string) error {
+func (m *Machine) launch(e emulator) error {
 	port, portTheirs, err := socketPair("port")
 	if err != nil {
 		return err
@@ -166,8 +168,8 @@ func (m *Machine) launch(program string, args []string) error {
 	defer serialTheirs.Close()
 	m.serial = serial
 	// The emulator keeps changes to shared images in temporary files, which it is to make where Close finds them.
-	env := append(os.Environ(), "TMPDIR="+m.dir.path)
-	if m.process, err = startProcess(program, args, env, []*os.File{portTheirs, serialTheirs}); err != nil {
+	env := append(append(os.Environ(), "TMPDIR="+m.dir.path), e.env...)
+	if m.process, err = startProcess(e.path, e.args, env, []*os.File{portTheirs, serialTheirs}); err != nil {
 		return err
 	}
 	m.out = wire.NewWriter(port)
@@ -293,6 +295,9 @@ func (m *Machine) Alive() bool {
 
 // Up is the time from the emulator's start until the machine was ready.
 func (m *Machine) Up() time.Duration { return m.up }
+
+// Faulty says that the emulator is of a build that the lab cannot mend: a command in this machine may hang.
+func (m *Machine) Faulty() bool { return m.faulty }
 
 // Close ends the machine and removes all that belongs to it. It is idempotent; commands that run end with a DeathError.
 func (m *Machine) Close() error {

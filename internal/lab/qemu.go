@@ -7,8 +7,6 @@ import (
 	"github.com/forkvm/forkvm/internal/lab/wire"
 )
 
-const emulator = "qemu-system-x86_64"
-
 // disk is one block device of the machine.
 type disk struct {
 	mount wire.Mount
@@ -43,8 +41,6 @@ func emulatorArgs(c Config, kernelImage, initramfs string, disks []disk) []strin
 		"-device", "virtio-serial-pci",
 		"-chardev", fmt.Sprintf("socket,id=port,fd=%d", portFD), "-device", "virtserialport,chardev=port,name=forkvm.lab",
 	}
-	// Only for measuring: on the host's clock a guest that spins in a loop of PAUSE is interrupted after some milliseconds; on
-	// this one a PAUSE is a nanosecond, for which the emulator takes a thousand.
 	if c.Counted {
 		// The seed and the clock are fixed too: two runs are then the same to the instruction.
 		args = append(args, "-icount", "shift=0,sleep=off", "-seed", "1", "-rtc", "base=utc,clock=vm")

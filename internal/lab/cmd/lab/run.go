@@ -79,6 +79,9 @@ func startMachine(ctx context.Context) (*lab.Machine, error) {
 	if err == nil && verbose() {
 		fmt.Fprintf(os.Stderr, "lab: up in %.1f s\n", machine.Up().Seconds())
 	}
+	if err == nil && machine.Faulty() {
+		fmt.Fprintln(os.Stderr, "lab: unknown build of QEMU; if commands hang, see \"The emulator's faults\" in docs/lab.md")
+	}
 	return machine, err
 }
 
