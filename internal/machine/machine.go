@@ -47,6 +47,9 @@ type Machine struct {
 	// generation is the guest's own, nil until it has confirmed one.
 	generation atomic.Pointer[string]
 
+	// timeline is of the construction and of Bring.
+	timeline Timeline
+
 	mu     sync.Mutex // held for the whole of a checkpoint
 	layers memoryLayers
 	closed bool
@@ -84,6 +87,7 @@ func (m *Machine) build(c *Config) error {
 	if err != nil {
 		return err
 	}
+	m.timeline.End(PhaseKVM)
 	m.memory, err = memory.New(memory.Config{Size: c.Shape.MemoryBytes, Layers: m.layers.mappable()})
 	if err != nil {
 		return err
@@ -91,13 +95,18 @@ func (m *Machine) build(c *Config) error {
 	if err := m.SetMemory(m.memory); err != nil {
 		return err
 	}
+	m.timeline.End(PhaseMap)
 	if err := m.addDevices(c); err != nil {
 		return err
 	}
+	m.timeline.End(PhaseDevices)
 	if c.State != nil {
-		return m.Restore(c.State)
+		err = m.Restore(c.State)
+	} else {
+		err = m.load(c)
 	}
-	return m.load(c)
+	m.timeline.End(PhaseState)
+	return err
 }
 
 // load puts the kernel into memory for a cold boot.
@@ -123,6 +132,10 @@ func (m *Machine) load(c *Config) error {
 	}
 	return m.Boot(cpu.Entry(entry))
 }
+
+// Timeline is how long the steps of the construction and of Bring took. It is
+// called when those have returned.
+func (m *Machine) Timeline() Timeline { return m.timeline }
 
 // Shape is the hardware that the guest sees.
 func (m *Machine) Shape() Shape { return m.shape }
@@ -190,7 +203,9 @@ func (m *Machine) Bring(ctx context.Context, id Identity) error {
 	}()
 	_, err := m.Agent().WaitReady(ctx)
 	if err == nil {
+		m.timeline.End(PhaseGuestAgent)
 		err = m.Renew(ctx, id)
+		m.timeline.End(PhaseIdentity)
 	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)

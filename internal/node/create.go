@@ -52,6 +52,7 @@ func (o *Options) setDefaults() {
 // answers.
 func (n *Node) Boot(ctx context.Context, imageName string, o Options) (*VM, error) {
 	o.setDefaults()
+	course := begin()
 	if err := checkMemory(o.MemoryBytes); err != nil {
 		return nil, err
 	}
@@ -65,7 +66,9 @@ func (n *Node) Boot(ctx context.Context, imageName string, o Options) (*VM, erro
 	}
 	defer checkpoint.Close()
 	defer kernel.Close()
+	course.End(phaseImage)
 	return n.launch(ctx, o, plan{
+		course:     course,
 		checkpoint: checkpoint,
 		kernel:     kernel,
 		origin:     func(r *Record) { r.Image = imageName },
@@ -89,12 +92,15 @@ func checkMemory(size uint64) error {
 // agent has confirmed its identity.
 func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM, error) {
 	o.setDefaults()
+	course := begin()
 	checkpoint, manifest, err := machine.FromStore(ctx, n.store, snapshotName, o.Verify)
 	if err != nil {
 		return nil, snapshotFailure(err)
 	}
 	defer checkpoint.Close()
+	course.End(phaseSnapshot)
 	return n.launch(ctx, o, plan{
+		course:     course,
 		checkpoint: checkpoint,
 		origin:     func(r *Record) { r.Snapshot, r.Image = manifest.Name, manifest.Image },
 	})
@@ -110,20 +116,24 @@ type Child struct {
 // which goes on. Each succeeds or fails on its own. The error is for what
 // happens before there are children.
 func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child, error) {
+	course := begin()
 	checkpoint, err := parent.checkpoint(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer checkpoint.Close()
+	course.End(phaseCheckpoint)
 	children := make([]Child, len(options))
 	done := make(chan struct{})
 	for i, o := range options {
 		go func() {
 			o.setDefaults()
 			children[i].VM, children[i].Err = n.launch(ctx, o, plan{
+				course:     course.clone(),
 				checkpoint: checkpoint,
 				origin: func(r *Record) {
 					r.Parent, r.Image, r.Snapshot = parent.ID, parent.Image, parent.Record.Snapshot
+					r.ParentPauseMS = milliseconds(checkpoint.Pause)
 				},
 			})
 			done <- struct{}{}
@@ -152,6 +162,7 @@ func (vm *VM) checkpoint(ctx context.Context) (*machine.Checkpoint, error) {
 
 // plan says what a VM process starts from.
 type plan struct {
+	course     course              // so far
 	checkpoint *machine.Checkpoint // borrowed
 	kernel     *machine.Kernel     // borrowed; nil for a clone
 	origin     func(*Record)
@@ -191,10 +202,11 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	if l.kernel != nil {
 		config.Kernel, config.Initrd = l.kernel.Image, l.kernel.Initrd
 	}
+	l.course.End(phaseDirectory)
 	started, err := launchWatched(ctx, config)
 	if err == nil {
 		var vm *VM
-		if vm, err = d.finish(started); err == nil {
+		if vm, err = d.finish(started, l.course.phases(started)); err == nil {
 			return vm, nil
 		}
 	}

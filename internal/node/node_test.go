@@ -56,7 +56,7 @@ func record(t *testing.T, n *Node, name string, pid int, started uint64) *VM {
 		t.Fatal(err)
 	}
 	d.record.PID, d.record.Started = pid, started
-	vm, err := d.finish(&process.Started{Ready: time.Millisecond})
+	vm, err := d.finish(&process.Started{Ready: time.Millisecond}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

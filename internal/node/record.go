@@ -54,6 +54,11 @@ type Record struct {
 	// ReadyMS is the time from the start message to the guest agent's answer; 0
 	// as long as the VM starts.
 	ReadyMS float64 `json:"ready_ms"`
+	// Phases are where the time went between the call that made the VM and its
+	// end, except for writing them down.
+	Phases []machine.Phase `json:"phases,omitempty"`
+	// ParentPauseMS is how long the parent of a fork stood still for it.
+	ParentPauseMS float64 `json:"parent_pause_ms,omitempty"`
 }
 
 // namePattern: what may be a name of a VM. It is a file name and, as a hostname,
@@ -177,14 +182,17 @@ func (d *draft) write() error {
 }
 
 // finish makes the draft a VM.
-func (d *draft) finish(started *process.Started) (*VM, error) {
-	d.record.ReadyMS = float64(started.Ready) / float64(time.Millisecond)
+func (d *draft) finish(started *process.Started, phases []machine.Phase) (*VM, error) {
+	d.record.ReadyMS = milliseconds(started.Ready)
+	d.record.Phases = phases
 	if err := d.write(); err != nil {
 		return nil, err
 	}
 	d.lock.Close()
 	return &VM{Record: d.record, node: d.node, dir: d.dir, started: started}, nil
 }
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // abandon removes what the draft made.
 func (d *draft) abandon() {

@@ -123,6 +123,7 @@ func (c *LaunchConfig) start(ctx context.Context, launcher *conn, p *linux.Proce
 	if resp.Started == nil {
 		return nil, failure.New(failure.Internal, "vm process gave no answer to start")
 	}
+	resp.Started.Timeline.End(phaseAnswer)
 	return resp.Started, nil
 }
 

@@ -42,9 +42,20 @@ type Started struct {
 	// Ready is the time from the start message to the guest agent's answer, or
 	// to the first instruction of a guest without one.
 	Ready time.Duration `json:"ready_ns"`
+	// Timeline is of the whole launch: the phases of the launcher and of the VM
+	// process on one clock.
+	Timeline machine.Timeline `json:"timeline"`
 
 	launcher *conn // kept open by an attached launch
 }
+
+// Phases of a launch; those of package machine come between layers and answer.
+const (
+	phaseProcess = "process" // from the call of Launch to the first line of Serve
+	phaseMessage = "message" // until the start message is read
+	phaseLayers  = "layers"  // state and layers of the message opened and checked
+	phaseAnswer  = "answer"  // until the launcher has the answer
+)
 
 // State is what a VM is doing.
 type State string

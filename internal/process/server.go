@@ -26,6 +26,8 @@ const LaunchDescriptor = 3
 // socket, runs the VM and answers at the control socket until the VM has ended.
 // It returns what ended it, nil when that was the guest or a kill.
 func Serve(ctx context.Context, launch *os.File) error {
+	var timeline machine.Timeline
+	timeline.End(phaseProcess)
 	c, err := fileConn(launch)
 	if err != nil {
 		return err
@@ -33,6 +35,7 @@ func Serve(ctx context.Context, launch *os.File) error {
 	defer c.Close()
 	var req request
 	files, err := c.receive(&req)
+	timeline.End(phaseMessage)
 	if err != nil {
 		return fmt.Errorf("receive start message: %w", err)
 	}
@@ -41,7 +44,7 @@ func Serve(ctx context.Context, launch *os.File) error {
 		return fmt.Errorf("first message is %q, not %q", req.Op, opStart)
 	}
 	begun := time.Now()
-	s, err := newServer(ctx, req.Start, files)
+	s, err := newServer(req.Start, files, &timeline)
 	if err != nil {
 		return errors.Join(err, c.send(response{Error: classify(err)}, nil))
 	}
@@ -51,7 +54,9 @@ func Serve(ctx context.Context, launch *os.File) error {
 		return errors.Join(err, c.send(response{Error: s.explain(err)}, nil))
 	}
 	// A launcher that is gone by now will never tell anybody of this VM.
-	if err := c.send(response{Started: &Started{Ready: time.Since(begun)}}, nil); err != nil {
+	timeline = append(timeline, s.machine.Timeline()...)
+	started := &Started{Ready: time.Since(begun), Timeline: timeline}
+	if err := c.send(response{Started: started}, nil); err != nil {
 		return err
 	}
 	if !req.Start.Attached {
@@ -77,7 +82,7 @@ type server struct {
 }
 
 // newServer builds the machine from the start message. It takes over files.
-func newServer(ctx context.Context, form *startForm, files []*os.File) (*server, error) {
+func newServer(form *startForm, files []*os.File, timeline *machine.Timeline) (*server, error) {
 	claimed := claims{files: files}
 	defer claimed.close()
 	s := &server{conns: map[*conn]struct{}{}}
@@ -86,6 +91,7 @@ func newServer(ctx context.Context, form *startForm, files []*os.File) (*server,
 		s.close()
 		return nil, err
 	}
+	timeline.End(phaseLayers)
 	s.machine, err = machine.New(config)
 	if err != nil {
 		s.close()
