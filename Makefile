@@ -34,10 +34,10 @@ test-lab: build lab-tool test-guest ## the tests that need KVM, in the lab; PKG=
 	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) $(LAB) test -short -timeout 25m $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
 
 test-long: build lab-tool test-guest ## the same with the tests that take minutes each; the whole of it takes hours
-	REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -timeout 2h $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
+	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -timeout 2h $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
 
 soak: build lab-tool test-guest ## the long version of the snapshot tests: SOAK_ROUNDS=200 rounds, SOAK_SEED to repeat a run
-	SOAK_ROUNDS=$${SOAK_ROUNDS:-200} REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -v -timeout 6h -run TestSoak .
+	LAB_ICOUNT=1 SOAK_ROUNDS=$${SOAK_ROUNDS:-200} REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -v -timeout 6h -run TestSoak .
 
 test-guest: # what tests boot; see internal/testkit
 	@go run ./internal/lab/cmd/testguest $(GUEST)

@@ -41,6 +41,17 @@ func LinkFile(f *os.File, path string) error {
 	return nil
 }
 
+// CloseFiles closes those of the files that are not nil.
+func CloseFiles(files ...*os.File) error {
+	var errs []error
+	for _, f := range files {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // PunchHole frees a range of a file; it reads as zeros afterwards, and the size
 // stays. EOPNOTSUPP if the file system cannot.
 func PunchHole(f *os.File, offset, length int64) error {

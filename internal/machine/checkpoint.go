@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
 )
@@ -69,11 +70,11 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.checkTops(tops); err != nil {
-		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, closeFiles(tops...)))
+		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
 	frozen, err := m.freeze(tops)
 	if err != nil {
-		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, closeFiles(tops...)))
+		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
 	// The machine runs again; what is left concerns layers that no longer change.
 	c := &Checkpoint{Shape: m.shape, State: frozen.state, Pause: frozen.pause}

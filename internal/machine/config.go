@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
@@ -53,7 +54,7 @@ type Kernel struct {
 
 // Close closes the files.
 func (k *Kernel) Close() error {
-	err := closeFiles(k.Image, k.Initrd)
+	err := linux.CloseFiles(k.Image, k.Initrd)
 	k.Image, k.Initrd = nil, nil
 	return err
 }
@@ -105,7 +106,7 @@ func (c *Config) Close() error {
 		errs = append(errs, c.Kernel.Close())
 		c.Kernel = nil
 	}
-	errs = append(errs, closeLayers(c.Memory...), closeFiles(c.Tops...))
+	errs = append(errs, closeLayers(c.Memory...), linux.CloseFiles(c.Tops...))
 	for _, stack := range c.Disks {
 		errs = append(errs, closeLayers(stack...))
 	}
@@ -113,16 +114,6 @@ func (c *Config) Close() error {
 	if c.Vsock.Listener != nil {
 		errs = append(errs, c.Vsock.Listener.Close())
 		c.Vsock.Listener = nil
-	}
-	return errors.Join(errs...)
-}
-
-func closeFiles(files ...*os.File) error {
-	var errs []error
-	for _, f := range files {
-		if f != nil {
-			errs = append(errs, f.Close())
-		}
 	}
 	return errors.Join(errs...)
 }

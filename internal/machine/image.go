@@ -82,7 +82,7 @@ func NewTops(s Shape, dir string) ([]*os.File, error) {
 		}
 		f, err := linux.UnnamedFile(dir, 0o600)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("create top layer (disk %s): %w", d.Name, err), closeFiles(tops...))
+			return nil, errors.Join(fmt.Errorf("create top layer (disk %s): %w", d.Name, err), linux.CloseFiles(tops...))
 		}
 		tops[i] = f
 	}

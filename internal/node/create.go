@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/process"
 	"github.com/forkvm/forkvm/kvm"
@@ -156,7 +157,7 @@ func (vm *VM) checkpoint(ctx context.Context) (*machine.Checkpoint, error) {
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
 	}
-	defer closeFiles(tops)
+	defer linux.CloseFiles(tops...)
 	return c.Checkpoint(ctx, tops)
 }
 
@@ -180,7 +181,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
 	}
-	defer closeFiles(tops)
+	defer linux.CloseFiles(tops...)
 	d, err := n.newDraft(o.Name)
 	if err != nil {
 		return nil, err
@@ -270,12 +271,4 @@ func openKVM() (*os.File, error) {
 		return nil, failure.New(failure.KVMUnusable, "no permission to use /dev/kvm: join the group that owns it; 'forkvm doctor' says what to do")
 	}
 	return nil, failure.New(failure.KVMUnusable, "%w: 'forkvm doctor' says what to do", err)
-}
-
-func closeFiles(files []*os.File) {
-	for _, f := range files {
-		if f != nil {
-			f.Close()
-		}
-	}
 }

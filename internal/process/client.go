@@ -99,7 +99,11 @@ func spawn(c LaunchConfig, socket *os.File) (*linux.Process, error) {
 	if err != nil {
 		cmd.Process.Kill()
 		cmd.Wait()
-		return nil, fmt.Errorf("start vm process: %w", err)
+		err = fmt.Errorf("start vm process: %w", err)
+		if errors.Is(err, linux.ErrProcessGone) { // it died before we looked
+			return nil, failure.As(failure.VMProcessGone, err)
+		}
+		return nil, err
 	}
 	// Whoever lives on with many VMs collects each of them when it ends.
 	go cmd.Wait()
@@ -116,7 +120,7 @@ func (c *LaunchConfig) start(ctx context.Context, launcher *conn, p *linux.Proce
 		return nil, err
 	}
 	resp, files, err := receive(ctx, launcher)
-	closeAll(files)
+	linux.CloseFiles(files...)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +159,7 @@ func (c *LaunchConfig) sendStart(launcher *conn) error {
 	if err != nil {
 		return err
 	}
-	defer closeAll([]*os.File{state})
+	defer linux.CloseFiles(state)
 	form := startForm{
 		Control:      t.add(control),
 		Vsock:        t.add(vsock),
@@ -198,7 +202,7 @@ func receive(ctx context.Context, c *conn) (*response, []*os.File, error) {
 	case err != nil:
 		return nil, nil, err
 	case resp.Error != nil:
-		closeAll(files)
+		linux.CloseFiles(files...)
 		return nil, nil, resp.Error
 	}
 	return &resp, files, nil
@@ -230,7 +234,7 @@ func (c *Client) call(ctx context.Context, req request, files []*os.File) (*resp
 // simple makes a call whose answer has no files.
 func (c *Client) simple(ctx context.Context, op string) (*response, error) {
 	resp, files, err := c.call(ctx, request{Op: op}, nil)
-	closeAll(files)
+	linux.CloseFiles(files...)
 	return resp, err
 }
 

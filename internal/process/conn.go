@@ -64,7 +64,7 @@ func (c *conn) send(message any, files []*os.File) error {
 func (c *conn) receive(message any) (files []*os.File, err error) {
 	defer func() {
 		if err != nil {
-			closeAll(files)
+			linux.CloseFiles(files...)
 			files = nil
 		}
 	}()
@@ -88,14 +88,6 @@ func (c *conn) receive(message any) (files []*os.File, err error) {
 				return files, fmt.Errorf("receive message: %w", err)
 			}
 			return files, nil
-		}
-	}
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		if f != nil {
-			f.Close()
 		}
 	}
 }

@@ -82,8 +82,8 @@ func TestMessagesCarryFiles(t *testing.T) {
 				t.Fatalf("file %d of %d holds %q", i, count, c)
 			}
 		}
-		closeAll(got)
-		closeAll(files)
+		linux.CloseFiles(got...)
+		linux.CloseFiles(files...)
 	}
 }
 

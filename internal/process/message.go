@@ -223,4 +223,4 @@ func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error
 }
 
 // close closes what was not claimed.
-func (c *claims) close() { closeAll(c.files) }
+func (c *claims) close() { linux.CloseFiles(c.files...) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/vmm"
@@ -40,7 +41,7 @@ func Serve(ctx context.Context, launch *os.File) error {
 		return fmt.Errorf("receive start message: %w", err)
 	}
 	if req.Op != opStart || req.Start == nil {
-		closeAll(files)
+		linux.CloseFiles(files...)
 		return fmt.Errorf("first message is %q, not %q", req.Op, opStart)
 	}
 	begun := time.Now()
@@ -117,7 +118,7 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	s.directory.file, s.console = files.take(form.Directory), files.take(form.Console)
 	c.Vsock.Connect = s.directory.connect
 	control, vsock := files.take(form.Control), files.take(form.Vsock)
-	defer closeAll([]*os.File{control, vsock})
+	defer linux.CloseFiles(control, vsock)
 	err = errors.Join(err, files.err)
 	if err == nil && slices.Contains([]*os.File{device, control, vsock, s.directory.file, s.console}, nil) {
 		err = errors.New("start message lacks a descriptor")
@@ -137,7 +138,7 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	if err != nil {
 		// What the machine would have taken over is still ours.
 		c.Close()
-		closeAll([]*os.File{device})
+		linux.CloseFiles(device)
 	}
 	return c, err
 }
@@ -293,7 +294,7 @@ func (s *server) checkpoint(c *conn, req *request, files *claims) error {
 		tops = append(tops, files.take(index))
 	}
 	if files.err != nil {
-		closeAll(tops)
+		linux.CloseFiles(tops...)
 		return c.send(response{Error: failure.As(failure.InvalidArgument, files.err)}, nil)
 	}
 	checkpoint, err := s.machine.Checkpoint(tops)
@@ -331,5 +332,5 @@ func (s *server) close() {
 	if s.machine != nil {
 		s.machine.Close()
 	}
-	closeAll([]*os.File{s.console, s.directory.file})
+	linux.CloseFiles(s.console, s.directory.file)
 }

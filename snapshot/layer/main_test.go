@@ -3,38 +3,17 @@ package layer
 import (
 	"bytes"
 	"crypto/rand"
-	"fmt"
 	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/testkit"
 )
 
-// TestMain fails the package when a test leaves descriptors open.
-func TestMain(m *testing.M) {
-	// The runtime's poller opens descriptors of its own on first use.
-	if r, w, err := os.Pipe(); err == nil {
-		r.Close()
-		w.Close()
-	}
-	before := descriptors()
-	code := m.Run()
-	if after := descriptors(); code == 0 && after > before {
-		fmt.Fprintf(os.Stderr, "%d descriptors leaked\n", after-before)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func descriptors() int {
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
-	}
-	return len(list)
-}
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // tempFile returns an empty read-write file that closes with the test.
 func tempFile(t testing.TB) *os.File {

@@ -17,35 +17,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
 )
 
-// TestMain fails the package when a test leaves descriptors open. The same
-// binary is the process that TestKilledWriterG1 kills.
+// TestMain also is the process that TestKilledWriterG1 kills.
 func TestMain(m *testing.M) {
 	if root := os.Getenv("FORKVM_TEST_PUBLISH_IN"); root != "" {
 		publishForever(root)
 	}
-	if r, w, err := os.Pipe(); err == nil { // the runtime's poller opens its own on first use
-		r.Close()
-		w.Close()
-	}
-	before := descriptors()
-	code := m.Run()
-	if after := descriptors(); code == 0 && after > before {
-		fmt.Fprintf(os.Stderr, "%d descriptors leaked\n", after-before)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func descriptors() int {
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
-	}
-	return len(list)
+	testkit.Main(m)
 }
 
 const (
