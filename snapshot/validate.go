@@ -155,7 +155,7 @@ func (d Disk) checkLayer(l LayerRef) error {
 		if l.Bytes > d.Size || l.Bytes%512 != 0 {
 			return fmt.Errorf("%w: raw image of %d bytes on a disk of %d", ErrInvalid, l.Bytes, d.Size)
 		}
-		if sum, ok := strings.CutPrefix(l.Checksum, "crc32c:"); !ok || len(sum) != 8 || !isHex(sum) {
+		if !IsRawChecksum(l.Checksum) {
 			return fmt.Errorf("%w: raw image without a checksum", ErrInvalid)
 		}
 	default:
@@ -165,6 +165,12 @@ func (d Disk) checkLayer(l LayerRef) error {
 		return fmt.Errorf("%w: spans %d blocks of a disk of %d", ErrInvalid, l.Units, blocks)
 	}
 	return nil
+}
+
+// IsRawChecksum reports whether text has the form of a raw image's checksum.
+func IsRawChecksum(text string) bool {
+	sum, ok := strings.CutPrefix(text, "crc32c:")
+	return ok && len(sum) == 8 && isHex(sum)
 }
 
 func validateStack(stack []LayerRef, files fileSet, check func(LayerRef) error) error {

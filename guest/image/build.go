@@ -16,6 +16,7 @@ import (
 	"github.com/forkvm/forkvm/guest/internal/publish"
 	"github.com/forkvm/forkvm/guest/kernel"
 	"github.com/forkvm/forkvm/guest/rootfs"
+	"github.com/forkvm/forkvm/snapshot/layer"
 )
 
 // CommandLine is what every guest's kernel is told. The devices are found through ACPI, so none is named here.
@@ -211,7 +212,27 @@ func (b *builder) addRootfs(ctx context.Context, dir string) error {
 		}
 	}
 	b.manifest.RootDevice = RootDevice
-	return b.note(ctx, dir, Rootfs)
+	if err := b.note(ctx, dir, Rootfs); err != nil {
+		return err
+	}
+	return b.noteLayer(ctx, dir)
+}
+
+// noteLayer enters what the root file system is as a layer.
+func (b *builder) noteLayer(ctx context.Context, dir string) error {
+	f, err := os.Open(filepath.Join(dir, string(Rootfs)))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	l, err := layer.OpenRaw(f)
+	if err != nil {
+		return err
+	}
+	info := b.manifest.Files[Rootfs]
+	info.Checksum, err = l.RawChecksum(ctx)
+	b.manifest.Files[Rootfs] = info
+	return err
 }
 
 // A root file system that lacks the program for its mode is none.

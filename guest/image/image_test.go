@@ -18,6 +18,7 @@ import (
 
 	"github.com/forkvm/forkvm/guest/kernel"
 	"github.com/forkvm/forkvm/guest/rootfs"
+	"github.com/forkvm/forkvm/snapshot/layer"
 )
 
 // program makes an ELF file with one segment of each type given, whose content is the text.
@@ -141,9 +142,30 @@ func TestManifestSaysWhatWasBuilt(t *testing.T) {
 	if m.Files[Rootfs].Size != 64<<20 || m.Files[Kernel].Size != int64(len(vmlinux())) {
 		t.Errorf("%+v", m.Files)
 	}
+	if sum := m.Files[Rootfs].Checksum; sum == "" || sum != layerChecksum(t, i) {
+		t.Errorf("checksum of the root file system as a layer: %q", sum)
+	}
 	if got := slices.Sorted(maps.Keys(m.Files)); !slices.Equal(got, []Part{Initrd, Rootfs, Kernel}) {
 		t.Errorf("files %v", got)
 	}
+}
+
+func layerChecksum(t *testing.T, i *Image) string {
+	t.Helper()
+	f, err := i.OpenPart(Rootfs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	l, err := layer.OpenRaw(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, err := l.RawChecksum(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sum
 }
 
 func TestEqualInputGivesAnEqualID(t *testing.T) {
@@ -292,6 +314,13 @@ func TestManifestIsChecked(t *testing.T) {
 		},
 		"digest": func(m map[string]any) {
 			m["files"].(map[string]any)["initrd"] = map[string]any{"size_bytes": 1, "digest": "x"}
+		},
+		"layer checksum": func(m map[string]any) {
+			m["files"].(map[string]any)["rootfs.ext4"] = map[string]any{"size_bytes": 512, "digest": m["id"], "checksum": "crc32c:0"}
+			m["root_device"] = "/dev/vda"
+		},
+		"initrd as a layer": func(m map[string]any) {
+			m["files"].(map[string]any)["initrd"] = map[string]any{"size_bytes": 1, "digest": m["id"], "checksum": "crc32c:01234567"}
 		},
 	} {
 		m := goodManifest()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/guest/initramfs"
+	"github.com/forkvm/forkvm/snapshot"
 )
 
 // Schema is the version of the manifest's form.
@@ -51,6 +52,9 @@ type FileInfo struct {
 	// Digest is a SHA-256 over the parts of the file that are not zero: of each 64 KiB chunk with any other byte, its offset (64 bits,
 	// little-endian) and its bytes. So a disk costs as much to check as there is on it, however large it is.
 	Digest string `json:"digest"`
+	// Checksum is that of the root file system as the bottom layer of a disk (see layer.Layer.RawChecksum), so that snapshots of
+	// machines with this image need not read it.
+	Checksum string `json:"checksum,omitempty"`
 }
 
 // VersionError says that an image is of a version that this program does not know.
@@ -109,6 +113,9 @@ func (m *Manifest) check() error {
 		}
 		if info.Size <= 0 || info.Size > maxPartSize || !isHash(info.Digest) {
 			return fmt.Errorf("file %q has no possible size or checksum", part)
+		}
+		if info.Checksum != "" && (part != Rootfs || !snapshot.IsRawChecksum(info.Checksum)) {
+			return fmt.Errorf("file %q has no possible checksum as a layer", part)
 		}
 	}
 	_, kernel := m.Files[Kernel]

@@ -58,7 +58,8 @@ func (c *Checkpoint) addRoot(img *image.Image) error {
 	if err != nil {
 		return err
 	}
-	l, err := layer.OpenRaw(f)
+	// The checksum is the image's word: nobody reads the disk to snapshot it.
+	l, err := layer.OpenRawWith(f, layer.RawOptions{Checksum: img.Manifest().Files[image.Rootfs].Checksum})
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}

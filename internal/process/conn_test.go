@@ -147,7 +147,7 @@ func TestCheckpointTravels(t *testing.T) {
 	}
 	defer sent.Close()
 	sent.Memory = append(sent.Memory, sealed(t, layer.KindMemory, 16<<10))
-	raw, err := layer.OpenRaw(memoryFile(t, strings.Repeat("r", 4096)))
+	raw, err := layer.OpenRawWith(memoryFile(t, strings.Repeat("r", 4096)), layer.RawOptions{Checksum: "crc32c:01234567"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,8 +179,31 @@ func TestCheckpointTravels(t *testing.T) {
 	if got.Shape.CPUs != 2 || got.Pause != sent.Pause || len(got.Shape.Disks) != 1 {
 		t.Errorf("got %+v", got)
 	}
-	if got.Memory[0].ID() != sent.Memory[0].ID() || got.Disks[0][1].ID() != sent.Disks[0][1].ID() || !got.Disks[0][0].Raw() {
+	if got.Memory[0].ID() != sent.Memory[0].ID() || got.Disks[0][1].ID() != sent.Disks[0][1].ID() || got.Disks[0][0].ID() != raw.ID() {
 		t.Error("layers are not those that were sent")
+	}
+	// Otherwise a snapshot would read the whole image to find it out.
+	if sum := got.Disks[0][0].KnownChecksum(); sum != raw.KnownChecksum() {
+		t.Errorf("the image's checksum arrived as %q", sum)
+	}
+}
+
+// A VM process takes its launcher's word for a raw image; the other way the
+// image is looked at.
+func TestWhoIsBelieved(t *testing.T) {
+	testkit.NoLeaks(t)
+	form := []layerForm{{File: 0, Raw: &rawForm{ID: strings.Repeat("ab", 16)}}}
+	for _, trusted := range []bool{true, false} {
+		f := memoryFile(t, strings.Repeat("r", 4096))
+		in := claims{files: []*os.File{f}, trusted: trusted}
+		layers := in.takeLayers(form)
+		if believed := in.err == nil; believed != trusted {
+			t.Errorf("trusted %v: %v", trusted, in.err)
+		}
+		for _, l := range layers {
+			l.Close()
+		}
+		in.close()
 	}
 }
 
@@ -202,8 +225,8 @@ func TestCheckpointOfLies(t *testing.T) {
 	for _, form := range []checkpointForm{
 		{State: 5},
 		{State: -1, Memory: []layerForm{{File: 9}}},
-		{State: -1, Memory: []layerForm{{File: 0}}},               // not a layer
-		{State: -1, Disks: [][]layerForm{{{File: 0, Raw: true}}}}, // not whole sectors
+		{State: -1, Memory: []layerForm{{File: 0}}},                     // not a layer
+		{State: -1, Disks: [][]layerForm{{{File: 0, Raw: &rawForm{}}}}}, // not whole sectors
 		{State: 0},
 	} {
 		f, err := linux.MemoryFile("lie")

@@ -94,8 +94,15 @@ type startForm struct {
 }
 
 type layerForm struct {
-	File int  `json:"file"`
-	Raw  bool `json:"raw,omitempty"`
+	File int      `json:"file"`
+	Raw  *rawForm `json:"raw,omitempty"`
+}
+
+// rawForm is what is known about a raw image. Without its checksum a snapshot
+// would have to read all of it.
+type rawForm struct {
+	ID       string `json:"id"`
+	Checksum string `json:"checksum,omitempty"`
 }
 
 // checkpointForm is machine.Checkpoint as it travels.
@@ -122,7 +129,10 @@ func (t *table) add(f *os.File) int {
 func (t *table) addLayers(layers []*layer.Layer) []layerForm {
 	forms := make([]layerForm, len(layers))
 	for i, l := range layers {
-		forms[i] = layerForm{File: t.add(l.File()), Raw: l.Raw()}
+		forms[i] = layerForm{File: t.add(l.File())}
+		if l.Raw() {
+			forms[i].Raw = &rawForm{ID: l.ID(), Checksum: l.KnownChecksum()}
+		}
 	}
 	return forms
 }
@@ -158,7 +168,10 @@ func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, 
 // closes the rest.
 type claims struct {
 	files []*os.File
-	err   error // of the first claim that failed
+	// trusted says that the sender has checked what it sends: a VM process
+	// believes its launcher, but nobody believes a VM process.
+	trusted bool
+	err     error // of the first claim that failed
 }
 
 // take returns the file of an index, nil for -1.
@@ -186,11 +199,7 @@ func (c *claims) takeLayers(forms []layerForm) []*layer.Layer {
 		if f == nil {
 			continue
 		}
-		open := layer.Open
-		if form.Raw {
-			open = layer.OpenRaw
-		}
-		l, err := open(f)
+		l, err := c.openLayer(f, form)
 		if err != nil {
 			f.Close()
 			if c.err == nil {
@@ -201,6 +210,13 @@ func (c *claims) takeLayers(forms []layerForm) []*layer.Layer {
 		layers = append(layers, l)
 	}
 	return layers
+}
+
+func (c *claims) openLayer(f *os.File, form layerForm) (*layer.Layer, error) {
+	if form.Raw == nil {
+		return layer.Open(f)
+	}
+	return layer.OpenRawWith(f, layer.RawOptions{ID: form.Raw.ID, Checksum: form.Raw.Checksum, Checked: c.trusted})
 }
 
 // takeCheckpoint is the receiving end of addCheckpoint.

@@ -39,6 +39,9 @@ type RawOptions struct {
 	// Checksum of the content as RawChecksum returns it; "" if unknown. It is
 	// checked by Verify, not on opening.
 	Checksum string
+	// Checked says that who hands the file over has held it against ID already,
+	// so that its samples need not be read again.
+	Checked bool
 }
 
 // OpenRaw makes a plain disk image usable as the bottom layer of a disk. Its
@@ -61,12 +64,9 @@ func OpenRawWith(f *os.File, o RawOptions) (*Layer, error) {
 		return nil, fmt.Errorf("open disk image (%s): %w: %d bytes, a disk has a positive multiple of 512: extend it with `truncate -s %%512`",
 			f.Name(), snapshot.ErrInvalid, size)
 	}
-	id, err := rawTag(f, size)
+	id, err := o.identify(f, size)
 	if err != nil {
 		return nil, fmt.Errorf("open disk image (%s): %w", f.Name(), err)
-	}
-	if o.ID != "" && o.ID != id {
-		return nil, fmt.Errorf("open disk image (%s): %w: content tag %s, want %s", f.Name(), snapshot.ErrChecksum, id, o.ID)
 	}
 	units := uint64(size+UnitSize-1) / UnitSize
 	return &Layer{file: f, core: &core{
@@ -74,6 +74,19 @@ func OpenRawWith(f *os.File, o RawOptions) (*Layer, error) {
 		raw:     &rawInfo{size: size, checksum: o.Checksum},
 		extents: []Extent{{Start: 0, Count: units, Offset: 0}},
 	}}, nil
+}
+
+// identify returns the image's ID, from the file unless that was done before.
+func (o RawOptions) identify(f *os.File, size int64) (string, error) {
+	if o.Checked {
+		_, err := parseID(o.ID)
+		return o.ID, err
+	}
+	id, err := rawTag(f, size)
+	if err == nil && o.ID != "" && o.ID != id {
+		err = fmt.Errorf("%w: content tag %s, want %s", snapshot.ErrChecksum, id, o.ID)
+	}
+	return id, err
 }
 
 // rawTag hashes the size, the first 64 KiB (partition tables, superblocks with
@@ -105,6 +118,15 @@ func rawTag(f *os.File, size int64) (string, error) {
 		return "", err
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+}
+
+// KnownChecksum is the checksum of a raw image's content if it is known, else
+// "". It reads nothing.
+func (l *Layer) KnownChecksum() string {
+	if l.raw == nil {
+		return ""
+	}
+	return l.raw.known()
 }
 
 // RawChecksum returns the checksum of a raw image's whole content, reading it

@@ -355,6 +355,65 @@ func TestRawImages(t *testing.T) {
 	}
 }
 
+// An image whose checksum is known is not read for a snapshot, and one that has
+// changed since it was computed is found by whoever checks.
+func TestRawImageIsNotReadAgain(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t, t.TempDir())
+	content := make([]byte, 2<<20)
+	rand.Read(content[1<<20:])
+	if err := s.PublishImage("debian", func(dir string) error {
+		return os.WriteFile(filepath.Join(dir, "rootfs.ext4"), content, 0o644)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := s.Image("debian")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "rootfs.ext4")
+	open := func(o layer.RawOptions) *layer.Layer {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := layer.OpenRawWith(f, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	sum, err := open(layer.RawOptions{}).RawChecksum(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("needs to write to a read-only file: run it as root")
+	}
+	// Between the samples that opening reads.
+	_, err = f.WriteAt([]byte("changed"), 1<<20+8192)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	m := newMachine(t)
+	m.disk = append([]*layer.Layer{open(layer.RawOptions{Checksum: sum})}, m.disk...)
+	publish(t, s, m, "snap")
+	snap, err := s.Open("snap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer snap.Close()
+	if got := snap.Manifest.Disks[0].Layers[0].Checksum; got != sum {
+		t.Errorf("the image was read again: checksum %s, want %s", got, sum)
+	}
+	var corrupt *CorruptError
+	if err := snap.Verify(ctx); !errors.As(err, &corrupt) || !errors.Is(err, snapshot.ErrChecksum) {
+		t.Errorf("verify of a changed image: %v", err)
+	}
+}
+
 func lstat(t testing.TB, path string) os.FileInfo {
 	t.Helper()
 	st, err := os.Lstat(path)

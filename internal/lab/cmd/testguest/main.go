@@ -28,6 +28,9 @@ const module = "github.com/forkvm/forkvm"
 
 const busybox = "/bin/busybox"
 
+// revision goes up when images of the same parts come to be others.
+const revision = 2
+
 // images are made from one kernel and one guest agent.
 var images = map[string]testimage.Config{
 	"memory": {},
@@ -91,7 +94,7 @@ func build(ctx context.Context, dir, kernel string) error {
 // keyOf is a hash of everything that the images are made from.
 func keyOf(dir, kernel string) (string, error) {
 	sum := sha256.New()
-	fmt.Fprintln(sum, image.CommandLine, testimage.DiskSize)
+	fmt.Fprintln(sum, revision, image.CommandLine, testimage.DiskSize)
 	for _, path := range []string{filepath.Join(dir, "forkvm-agent"), filepath.Join(dir, "guestload"), busybox, kernel} {
 		fmt.Fprintln(sum, path == kernel)
 		if err := addFile(sum, path); err != nil {
