@@ -8,7 +8,8 @@
 // sees that everything goes on.
 //
 // With the name of a probe as first argument it does one small thing instead
-// that tests need in a guest: draw (randomness), connect (to the host), now.
+// that tests need in a guest: draw (randomness), connect (to the host), tls
+// (handshakes), now.
 package main
 
 import (
@@ -254,23 +255,14 @@ func (l *load) tick(cpu int) error {
 // echo sends back whatever comes on a vsock port. Connections may break at any
 // time: a restore resets them.
 func (l *load) echo(port uint32) error {
-	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	listener, err := listenVsock(port)
 	if err != nil {
 		return err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: port}); err != nil {
-		return err
-	}
-	if err := unix.Listen(fd, 64); err != nil {
-		return err
-	}
 	for {
-		conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
-		if err == unix.EINTR || err == unix.ECONNABORTED || err == unix.ECONNRESET {
-			continue
-		}
+		conn, err := acceptVsock(listener)
 		if err != nil {
-			return fmt.Errorf("accept: %w", err)
+			return err
 		}
 		go l.serve(conn)
 	}

@@ -18,6 +18,7 @@ var probes = map[string]func(args []string) error{
 	"draw":    draw,
 	"connect": connect,
 	"now":     now,
+	"tls":     handshakes,
 }
 
 // now prints the wall clock in nanoseconds.
