@@ -73,8 +73,9 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
 	frozen, err := m.freeze(tops)
-	if err != nil {
-		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
+	// What is left of the tops was not needed: those disks have not changed.
+	if err := errors.Join(err, linux.CloseFiles(tops...)); err != nil {
+		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}
 	// The machine runs again; what is left concerns layers that no longer change.
 	c := &Checkpoint{Shape: m.shape, State: frozen.state, Pause: frozen.pause}
@@ -143,7 +144,7 @@ func (m *Machine) freeze(tops []*os.File) (f *frozen, err error) {
 		return nil, err
 	}
 	for i, d := range m.disks {
-		if tops[i] == nil {
+		if tops[i] == nil || !d.Changed() {
 			continue
 		}
 		cut, err := d.Freeze(tops[i])

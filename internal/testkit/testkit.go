@@ -67,6 +67,18 @@ func Long(t testing.TB) {
 	}
 }
 
+// EnvCounted is set to 1 in a lab whose clock counts instructions.
+const EnvCounted = "LAB_ICOUNT"
+
+// RequireCounted skips a test that measures work by the clock, unless the clock counts work instead of time: in the lab, as
+// 'make test-lab' runs it. The test calls RequireKVM too, by which the lab finds it.
+func RequireCounted(t testing.TB) {
+	t.Helper()
+	if !InLab() || os.Getenv(EnvCounted) != "1" {
+		missing(t, "counted", "needs the lab in counted time: make test-lab, or LAB_ICOUNT=1 lab test")
+	}
+}
+
 // InLab says whether this process runs in the lab machine.
 func InLab() bool { return os.Getenv("FORKVM_LAB") == "1" }
 

@@ -14,7 +14,6 @@ type place uint64
 const (
 	placeUnitBits = 44
 	maxPlaceUnit  = 1<<placeUnitBits - 1
-	maxPlaceFile  = 1<<(64-placeUnitBits) - 1
 )
 
 func newPlace(file uint32, unit uint64) place { return place(uint64(file)<<placeUnitBits | unit) }

@@ -37,6 +37,9 @@ type DiskConfig struct {
 //
 // The map from blocks to the top's file is in memory only: a disk lives as
 // long as its process, and becomes durable as part of a snapshot.
+//
+// A disk holds one descriptor for each layer and one for the top. A stack has at
+// most snapshot.MaxLayers layers; a freeze beyond that is refused.
 type Disk struct {
 	size     int64
 	blocks   uint64
@@ -77,6 +80,7 @@ func NewDisk(c DiskConfig) (*Disk, error) {
 		size:     c.Size,
 		blocks:   uint64(c.Size+UnitSize-1) / UnitSize,
 		readOnly: c.ReadOnly || c.Top == nil,
+		syncs:    syncState{datasync: unix.Fdatasync},
 		layers:   append([]*Layer(nil), c.Layers...),
 		base:     flatten(c.Layers),
 	}
@@ -97,7 +101,7 @@ func (c DiskConfig) check() error {
 	if c.Size <= 0 || c.Size%512 != 0 || c.Size > maxUnits*UnitSize {
 		return fmt.Errorf("%w: size of %d bytes, a disk has a positive multiple of 512", snapshot.ErrInvalid, c.Size)
 	}
-	if len(c.Layers) >= maxPlaceFile {
+	if len(c.Layers) > snapshot.MaxLayers {
 		return fmt.Errorf("%w: %d layers", snapshot.ErrTooLarge, len(c.Layers))
 	}
 	blocks := uint64(c.Size+UnitSize-1) / UnitSize

@@ -44,13 +44,22 @@ func (d *Disk) Freeze(newTop *os.File) (*Layer, error) {
 	return &Layer{core: c, file: ours}, nil
 }
 
+// Changed reports whether anything was written or discarded since the last
+// freeze. If not, the layers are the whole disk, and another freeze would only
+// make the stack deeper.
+func (d *Disk) Changed() bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return len(d.top.owner) > 0 || !d.top.zeros.empty()
+}
+
 func (d *Disk) checkFreeze(newTop *os.File) error {
 	switch {
 	case d.closed:
 		return os.ErrClosed
 	case d.readOnly:
 		return ErrReadOnly
-	case len(d.files) >= maxPlaceFile:
+	case len(d.layers) >= snapshot.MaxLayers:
 		return fmt.Errorf("%w: %d layers", snapshot.ErrTooLarge, len(d.layers))
 	case newTop == nil:
 		return fmt.Errorf("%w: no new top file", snapshot.ErrInvalid)
@@ -61,6 +70,9 @@ func (d *Disk) checkFreeze(newTop *os.File) error {
 // syncState is which files hold writes that no Flush has covered.
 type syncState struct {
 	written atomic.Bool // the top, since it became the top or was synced
+
+	// datasync is fdatasync, unless a test stands for what keeps the data.
+	datasync func(fd int) error
 
 	flush sync.Mutex // one Flush at a time
 	lost  error      // guarded by flush: a sync failed with data gone, said ever after
@@ -140,7 +152,7 @@ func (s *syncState) sync(f *os.File) error {
 	var syncErr error
 	err = raw.Control(func(fd uintptr) {
 		for {
-			if syncErr = unix.Fdatasync(int(fd)); !errors.Is(syncErr, unix.EINTR) {
+			if syncErr = s.datasync(int(fd)); !errors.Is(syncErr, unix.EINTR) {
 				return
 			}
 		}

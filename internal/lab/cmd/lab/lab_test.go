@@ -8,8 +8,8 @@ import (
 )
 
 func TestPassedEnv(t *testing.T) {
-	environ := []string{"HOME=/root", "PATH=/bin", "REQUIRE=kvm", "FORKVM_X=1", "MINE=2", "SOAK_TIME=3", "OTHER=4"}
-	want := []string{"REQUIRE=kvm", "FORKVM_X=1", "MINE=2", "SOAK_TIME=3"}
+	environ := []string{"HOME=/root", "PATH=/bin", "REQUIRE=kvm", "FORKVM_X=1", "MINE=2", "SOAK_TIME=3", "LAB_ICOUNT=1", "OTHER=4"}
+	want := []string{"REQUIRE=kvm", "FORKVM_X=1", "MINE=2", "SOAK_TIME=3", "LAB_ICOUNT=1"}
 	if got := passedEnv(environ, "MINE, THEIRS"); !reflect.DeepEqual(got, want) {
 		t.Errorf("passed %q, want %q", got, want)
 	}

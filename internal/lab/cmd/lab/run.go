@@ -124,10 +124,10 @@ func timeoutFrom(text string, fallback time.Duration) (time.Duration, error) {
 	return d, nil
 }
 
-// passedEnv picks the variables that go into the machine: the project's own, those that say how tests are to run, and
-// the ones that LAB_ENV names, separated by commas.
+// passedEnv picks the variables that go into the machine: the project's own, those that say how tests are to run and
+// what the clock counts, and the ones that LAB_ENV names, separated by commas.
 func passedEnv(environ []string, extra string) []string {
-	named := map[string]bool{"REQUIRE": true, "GOMAXPROCS": true, "GODEBUG": true, "GOTRACEBACK": true, "CI": true, "NO_COLOR": true}
+	named := map[string]bool{"REQUIRE": true, "GOMAXPROCS": true, "GODEBUG": true, "GOTRACEBACK": true, "CI": true, "NO_COLOR": true, lab.EnvCounted: true}
 	for _, name := range strings.Split(extra, ",") {
 		named[strings.TrimSpace(name)] = true
 	}
