@@ -42,6 +42,11 @@ type Config struct {
 	// Console gets what the guest writes to its serial console, from one
 	// goroutine. Output is dropped while a slow writer has not taken the last.
 	Console io.Writer
+	// OnDiskError, if set, hears of errors of the host's storage, which the guest
+	// sees as I/O errors: errors.Is(err, syscall.ENOSPC) says that the host's disk
+	// is full. The machine goes on, and writes work again when there is space. It
+	// is called on the disk's own goroutine and must be quick.
+	OnDiskError func(disk string, err error)
 	// Vsock, if set, is a listening Unix socket at which other programs reach
 	// ports of the guest: they send "CONNECT <port>\n" and read "OK <port>\n".
 	// The machine closes it.
@@ -139,6 +144,8 @@ func start(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.
 		Kernel:  kernel,
 		Console: c.Console,
 		Vsock:   machine.Vsock{Listener: c.Vsock, Connect: c.Connect},
+
+		OnDiskError: c.OnDiskError,
 	}
 	checkpoint.Configure(&config)
 	vm := &VM{tempDir: c.TempDir}

@@ -49,7 +49,7 @@ type Status struct {
 	State State     `json:"state"`
 	Exit  *vmm.Exit `json:"exit,omitempty"`
 	// DiskError is the last error of the host's storage that the guest ran into.
-	DiskError string `json:"disk_error,omitempty"`
+	DiskError *failure.Error `json:"disk_error,omitempty"`
 	// PrivateBytes is memory that the VM process shares with nobody: what the
 	// guest wrote, and the process's own.
 	PrivateBytes int64 `json:"private_bytes"`

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
@@ -324,5 +327,31 @@ func TestDirectoryConnectsBesideItsSocket(t *testing.T) {
 	c.Close()
 	if _, err := d.connect(context.Background(), 78); err == nil {
 		t.Error("connected to a port that nobody serves")
+	}
+}
+
+// What the guest ran into has a code that programs can branch on, also after the
+// way through JSON.
+func TestDiskErrorHasACode(t *testing.T) {
+	s := &server{}
+	for _, c := range []struct {
+		err  error
+		want failure.Code
+	}{
+		{fmt.Errorf("write disk (blk0) at sector 8: %w", os.NewSyscallError("pwrite", unix.ENOSPC)), failure.NoSpace},
+		{fmt.Errorf("flush disk (blk0) at sector 0: %w", os.NewSyscallError("fdatasync", unix.EIO)), failure.Internal},
+	} {
+		s.noteDiskError("root", c.err)
+		text, err := json.Marshal(Status{State: Running, DiskError: s.diskError.Load()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got Status
+		if err := json.Unmarshal(text, &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.DiskError == nil || got.DiskError.Code != c.want || !strings.Contains(got.DiskError.Message, "disk root: ") {
+			t.Errorf("%v became %s", c.err, text)
+		}
 	}
 }

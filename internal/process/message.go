@@ -71,7 +71,7 @@ type Status struct {
 	State State     `json:"state"`
 	Exit  *vmm.Exit `json:"exit,omitempty"`
 	// DiskError is the last error of the host's storage that the guest ran into.
-	DiskError string `json:"disk_error,omitempty"`
+	DiskError *failure.Error `json:"disk_error,omitempty"`
 }
 
 // startForm is machine.Config and the identity as they travel: files are indices

@@ -75,7 +75,7 @@ type server struct {
 
 	ready     atomic.Bool
 	paused    atomic.Bool
-	diskError atomic.Pointer[string] // set from device workers, so no lock
+	diskError atomic.Pointer[failure.Error] // set from device workers, so no lock
 
 	mu       sync.Mutex
 	conns    map[*conn]struct{} // nil once the server closes
@@ -267,9 +267,7 @@ func (s *server) status() *Status {
 	if s.paused.Load() {
 		st.State = Paused
 	}
-	if e := s.diskError.Load(); e != nil {
-		st.DiskError = *e
-	}
+	st.DiskError = s.diskError.Load()
 	if st.Exit = s.machine.Exit(); st.Exit != nil {
 		st.State = Ended
 	}
@@ -312,8 +310,7 @@ func (s *server) checkpoint(c *conn, req *request, files *claims) error {
 }
 
 func (s *server) noteDiskError(disk string, err error) {
-	text := fmt.Sprintf("disk %s: %v", disk, err)
-	s.diskError.Store(&text)
+	s.diskError.Store(failure.As(failure.Internal, fmt.Errorf("disk %s: %w", disk, err)))
 }
 
 // close ends the machine and every conversation, and waits for both.

@@ -40,7 +40,7 @@ type vmView struct {
 	ConsoleLog  string `json:"console_log"`
 	VsockSocket string `json:"vsock_socket"`
 
-	DiskError string         `json:"disk_error,omitempty"`
+	DiskError *failure.Error `json:"disk_error,omitempty"`
 	Exit      *vmm.Exit      `json:"exit,omitempty"`
 	Error     *failure.Error `json:"error,omitempty"`
 }
