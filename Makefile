@@ -13,10 +13,13 @@ LAB := $(TOOLS)/lab
 # Its last element is its name below /in.
 GUEST := .cache/lab/guest
 
+# The benchmark's program; its last element is its name below /in.
+MEASURE := .cache/bench
+
 FUZZTIME ?= 10s
 PKG ?= ./...
 
-.PHONY: help build quickstart test test-host test-lab test-long soak test-guest lab lab-tool bench fuzz lint generate fmt deps clean
+.PHONY: help build quickstart test test-host test-lab test-long soak test-guest lab lab-tool bench bench-go fuzz lint generate fmt deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,7 +57,12 @@ lab-tool:
 	@mkdir -p $(TOOLS)
 	@$(GOBUILD) -o $(LAB) ./internal/lab/cmd/lab
 
-bench: build lab-tool test-guest ## the benchmarks that need KVM, in the lab and in counted time (docs/lab.md); PKG=./path/... for some
+bench: build lab-tool test-guest ## measure forkvm end to end, in the lab and in counted time; ONLY=regexp for some of it
+	@$(GOBUILD) -o $(MEASURE)/ ./bench/cmd/measure
+	@LAB_ICOUNT=1 LAB_MEM=12G LAB_OUT=bench/out LAB_TIMEOUT=3h LAB_IN=$(GUEST),$(MEASURE) \
+		$(LAB) run '/in/bench/measure -out /out -only "$(ONLY)" $(BENCHFLAGS)'
+
+bench-go: build lab-tool test-guest ## the Go benchmarks that need KVM, in counted time; PKG=./path/... for some
 	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) $(LAB) test -bench . -timeout 30m $(PKG)
 
 fuzz: ## run every fuzz target for FUZZTIME; PKG=./path/... for some

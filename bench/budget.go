@@ -1,0 +1,43 @@
+package bench
+
+// statistic is the figure of a row that its budget is about.
+type statistic func(Result) float64
+
+func p99(r Result) float64     { return r.P99 }
+func highest(r Result) float64 { return r.Max }
+
+// limit is a row of the performance budget.
+type limit struct {
+	name   string
+	what   string
+	unit   string
+	most   float64
+	figure statistic
+}
+
+// budget has the rows in the order in which they are printed. One vCPU, a stock
+// Debian 6.12 guest, 2 GiB of RAM, all devices present.
+var budget = []limit{
+	{"create_ready", "create, ready process waiting, until the guest agent answers", CMS, 6, p99},
+	{"create_cold", "create from nothing, until the guest agent answers", CMS, 20, p99},
+	{"create_first_command", "create from nothing, until the first command has ended", CMS, 25, p99},
+	{"fork_pause", "fork: pause of the source, 1,000 pages dirtied", CMS, 3, highest},
+	{"fork16_child", "fork 16: for each child, until its guest agent answers", CMS, 8, highest},
+	{"reset", "reset in place until the guest agent answers, 1,000 pages dirtied", CMS, 3, p99},
+	{"step_pause", "step snapshot: pause, 1,000 pages dirtied", CMS, 3, highest},
+	{"ram_scaling", "any of these: 8 GiB of guest RAM against 512 MiB", Ratio, 1.1, highest},
+	{"burst100_ratio", "100 creates at once against 100 single ones", Ratio, 1.1, highest},
+	{"clone_private", "private memory of an idle clone, its process included", MiB, 6, highest},
+}
+
+// judge compares a row with the budget, if it is a row of it.
+func judge(r Result) Result {
+	for _, l := range budget {
+		if l.name == r.Name {
+			most := l.most
+			r.Budget = &most
+			r.OK = r.N > 0 && l.figure(r) <= most
+		}
+	}
+	return r
+}

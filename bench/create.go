@@ -1,0 +1,57 @@
+package bench
+
+import (
+	"context"
+	"time"
+
+	"github.com/forkvm/forkvm/internal/node"
+)
+
+// create measures creates from a snapshot, one at a time.
+func (b *bench) create(ctx context.Context) error {
+	c, err := b.creates(ctx, standardMemory, b.config.Creates)
+	if err != nil {
+		return err
+	}
+	b.row("create_cold", CMS, c.ready)
+	b.row("create_first_command", CMS, c.command)
+	b.phases = append(b.phases, c.course.breakdown("create"))
+	return nil
+}
+
+// creates are samples of creates: milliseconds until the guest agent had
+// answered and confirmed the identity, and until the first command had ended.
+type creates struct {
+	ready, command []float64
+	course         course
+}
+
+func (b *bench) creates(ctx context.Context, memory uint64, n int) (c creates, err error) {
+	name, err := b.scene.snapshot(ctx, memory)
+	if err != nil {
+		return c, err
+	}
+	// The first is not counted: it brings the snapshot into the host's page cache.
+	for i := range n + 1 {
+		begin := time.Now()
+		vm, err := b.scene.node.Restore(ctx, name, node.Options{})
+		if err != nil {
+			return c, err
+		}
+		ready := time.Since(begin)
+		err = run(ctx, vm, "true")
+		command := time.Since(begin)
+		if err != nil {
+			return c, err
+		}
+		if i > 0 {
+			c.ready, c.command = append(c.ready, ms(ready)), append(c.command, ms(command))
+			c.course.add(vm.Phases, ready)
+			c.course.step("first command", ms(command-ready))
+		}
+		if err := remove(ctx, vm); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}

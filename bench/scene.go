@@ -1,0 +1,171 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/internal/node"
+	"github.com/forkvm/forkvm/snapshot/store"
+)
+
+// imageName is what the image is called in the scene's store.
+const imageName = "guest"
+
+// settle is how long machines are left alone before something is measured, so
+// that work which they put off is done. Where the clock counts it costs nothing.
+const settle = 200 * time.Millisecond
+
+// SceneConfig says where and with what to measure.
+type SceneConfig struct {
+	// Image is the directory of the image that guests boot from.
+	Image string
+	// Dir is an empty directory with a short path for a store and running VMs.
+	Dir string
+	// Command is the program forkvm with the verb of a VM process.
+	Command []string
+}
+
+// scene is a host with an image, a snapshot for each size of RAM that has been
+// asked for, and the VMs of a measurement.
+type scene struct {
+	node      *node.Node
+	dir       string
+	snapshots map[uint64]string
+}
+
+func newScene(c SceneConfig) (*scene, error) {
+	n, err := node.Open(node.Config{
+		DataDir: filepath.Join(c.Dir, "data"),
+		RunDir:  filepath.Join(c.Dir, "run"),
+		Command: c.Command,
+		Version: "bench",
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &scene{node: n, dir: c.Dir, snapshots: map[uint64]string{}}
+	if err := s.addImage(c.Image); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return s, nil
+}
+
+func (s *scene) addImage(source string) error {
+	st, err := store.Open(filepath.Join(s.dir, "data"))
+	if err != nil {
+		return err
+	}
+	err = st.PublishImage(imageName, func(dir string) error {
+		// Not os.CopyFS: the directory exists.
+		entries, err := os.ReadDir(source)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if err := copyFile(filepath.Join(dir, e.Name()), filepath.Join(source, e.Name())); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return errors.Join(err, st.Close())
+}
+
+func copyFile(to, from string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, r)
+	return errors.Join(err, w.Close())
+}
+
+// close ends what still runs.
+func (s *scene) close(ctx context.Context) error {
+	vms, err := s.node.List()
+	errs := []error{err}
+	for _, vm := range vms {
+		errs = append(errs, vm.Remove(ctx, true))
+	}
+	return errors.Join(append(errs, s.node.Close())...)
+}
+
+// snapshot returns the name of a snapshot of a guest with this much RAM that has
+// booted and run its first commands: the environment that rollouts start from.
+func (s *scene) snapshot(ctx context.Context, memory uint64) (string, error) {
+	if name, ok := s.snapshots[memory]; ok {
+		return name, nil
+	}
+	vm, err := s.node.Boot(ctx, imageName, node.Options{CPUs: 1, MemoryBytes: memory})
+	if err != nil {
+		return "", err
+	}
+	defer vm.Remove(ctx, true)
+	for range 3 {
+		if err := run(ctx, vm, "true"); err != nil {
+			return "", err
+		}
+	}
+	time.Sleep(settle)
+	name := fmt.Sprintf("%dm", memory>>20)
+	if _, err := vm.Snapshot(ctx, name, ""); err != nil {
+		return "", err
+	}
+	s.snapshots[memory] = name
+	return name, nil
+}
+
+// restore starts a VM from the snapshot of this size and lets it settle.
+func (s *scene) restore(ctx context.Context, memory uint64) (*node.VM, error) {
+	name, err := s.snapshot(ctx, memory)
+	if err != nil {
+		return nil, err
+	}
+	vm, err := s.node.Restore(ctx, name, node.Options{})
+	time.Sleep(settle)
+	return vm, err
+}
+
+// remove ends VMs and waits until the host has forgotten them.
+func remove(ctx context.Context, vms ...*node.VM) error {
+	var errs []error
+	for _, vm := range vms {
+		if vm != nil {
+			errs = append(errs, vm.Remove(ctx, true))
+		}
+	}
+	time.Sleep(settle)
+	return errors.Join(errs...)
+}
+
+// run runs a command in a guest, which has to succeed.
+func run(ctx context.Context, vm *node.VM, command ...string) error {
+	var said bytes.Buffer
+	result, err := vm.Agent().Exec(ctx, client.Command{Args: command, Stdout: &said, Stderr: &said})
+	if err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
+	}
+	if result.ExitCode != 0 {
+		return fmt.Errorf("%s: exit code %d: %s", strings.Join(command, " "), result.ExitCode, &said)
+	}
+	return nil
+}
+
+// dirty lets the guest write about so many pages of its memory. What the
+// command itself dirties comes on top, some hundred pages.
+func dirty(ctx context.Context, vm *node.VM, pages int) error {
+	return run(ctx, vm, "dd", "if=/dev/urandom", "of=/dev/shm/dirty", "bs=4096", "conv=notrunc", fmt.Sprint("count=", pages))
+}
