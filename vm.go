@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
@@ -61,6 +62,10 @@ type Config struct {
 type VM struct {
 	machine *machine.Machine
 	tempDir string
+
+	storing sync.Mutex // one snapshot after the other, so that each knows its parent
+	// lineage has the IDs of the snapshots that the machine stands on, nearest first.
+	lineage atomic.Pointer[[]string]
 }
 
 // Boot starts a machine from an image and returns when its guest agent answers.
@@ -90,7 +95,7 @@ func orDefault(memory uint64) uint64 {
 // Restore starts a new machine from a snapshot and returns when its guest agent
 // has confirmed the new identity.
 func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, error) {
-	checkpoint, _, err := machine.FromStore(ctx, st, name, false)
+	checkpoint, manifest, err := machine.FromStore(ctx, st, name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -98,6 +103,7 @@ func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, 
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", name, err)
 	}
+	vm.descend(manifest.Lineage())
 	return vm, nil
 }
 
@@ -109,13 +115,16 @@ func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
 	defer checkpoint.Close()
+	lineage := vm.ancestors()
 	children, errs := make([]*VM, len(configs)), make([]error, len(configs))
 	var all sync.WaitGroup
 	for i, c := range configs {
 		all.Go(func() {
 			if children[i], errs[i] = startClone(ctx, checkpoint, c); errs[i] != nil {
 				errs[i] = fmt.Errorf("fork %s: %w", c.Name, errs[i])
+				return
 			}
+			children[i].descend(lineage)
 		})
 	}
 	all.Wait()
@@ -207,13 +216,32 @@ func (vm *VM) checkpoint() (*machine.Checkpoint, error) {
 // Snapshot freezes the machine into a store under a name, and returns what was
 // stored. The machine stands still for the freeze only, not while layers are
 // written. A machine that was paused stays so.
+//
+// It costs what changed since the machine's last snapshot, which is its parent:
+// take one after each step of a long run, and restore any of them later.
 func (vm *VM) Snapshot(ctx context.Context, st *store.Store, name string) (*snapshot.Manifest, error) {
+	vm.storing.Lock()
+	defer vm.storing.Unlock()
 	checkpoint, err := vm.checkpoint()
 	if err != nil {
 		return nil, fmt.Errorf("snapshot %s: %w", name, err)
 	}
 	defer checkpoint.Close()
-	return checkpoint.Store(ctx, st, machine.Label{Name: name})
+	stored, err := checkpoint.Store(ctx, st, machine.Label{Name: name, Lineage: vm.ancestors()})
+	if err != nil {
+		return nil, err
+	}
+	vm.descend(stored.Manifest.Lineage())
+	return stored.Manifest, nil
+}
+
+func (vm *VM) descend(lineage []string) { vm.lineage.Store(&lineage) }
+
+func (vm *VM) ancestors() []string {
+	if lineage := vm.lineage.Load(); lineage != nil {
+		return *lineage
+	}
+	return nil
 }
 
 // Agent returns a client of the guest agent, with which commands are run and

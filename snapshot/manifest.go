@@ -29,14 +29,17 @@ const (
 // Manifest says what a snapshot is and names every file that belongs to it.
 // Sizes are bytes; times are UTC.
 type Manifest struct {
-	Schema        string    `json:"schema"`
-	Name          string    `json:"name"`
-	ID            string    `json:"id"` // 16 random bytes, hex
-	Created       time.Time `json:"created"`
-	Parent        string    `json:"parent,omitempty"` // ID of the snapshot it grew from
-	Task          string    `json:"task,omitempty"`
-	Image         string    `json:"image,omitempty"`
-	ForkVMVersion string    `json:"forkvm_version"`
+	Schema  string    `json:"schema"`
+	Name    string    `json:"name"`
+	ID      string    `json:"id"` // 16 random bytes, hex
+	Created time.Time `json:"created"`
+	Parent  string    `json:"parent,omitempty"` // ID of the snapshot it grew from
+	// Ancestors are the parent's parent and so on, nearest first, at most
+	// MaxAncestors: a tree of snapshots holds together when some of them are gone.
+	Ancestors     []string `json:"ancestors,omitempty"`
+	Task          string   `json:"task,omitempty"`
+	Image         string   `json:"image,omitempty"`
+	ForkVMVersion string   `json:"forkvm_version"`
 
 	Guest Guest `json:"guest"`
 	Host  Host  `json:"host"`
@@ -93,6 +96,39 @@ type FileRef struct {
 	File   string `json:"file"`
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"`
+}
+
+// Lineage is what a snapshot that grows from this one stands on: this one's ID
+// and those of the snapshots before it, nearest first.
+func (m *Manifest) Lineage() []string {
+	lineage := []string{m.ID}
+	if m.Parent != "" {
+		lineage = append(lineage, m.Parent)
+		lineage = append(lineage, m.Ancestors...)
+	}
+	return lineage
+}
+
+// Descend makes the manifest one of a snapshot that grew from those of a lineage.
+func (m *Manifest) Descend(lineage []string) {
+	m.Parent, m.Ancestors = "", nil
+	if len(lineage) > 0 {
+		m.Parent = lineage[0]
+		m.Ancestors = lineage[1:min(len(lineage), 1+MaxAncestors)]
+	}
+}
+
+// LayerBytes is the length of all files of layers together.
+func (m *Manifest) LayerBytes() (total int64) {
+	for _, l := range m.Memory {
+		total += l.Bytes
+	}
+	for _, d := range m.Disks {
+		for _, l := range d.Layers {
+			total += l.Bytes
+		}
+	}
+	return total
 }
 
 // NewID returns a fresh identity for a snapshot or a layer.

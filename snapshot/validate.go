@@ -11,6 +11,8 @@ const (
 	MaxLayers = 4096
 	MaxDisks  = 64
 	MaxCPUs   = 1024
+	// MaxAncestors bounds how far back a snapshot knows what it grew from.
+	MaxAncestors = 64
 
 	// UnitSize is the size of a memory page and of a disk block, in bytes.
 	UnitSize = 4096
@@ -38,8 +40,8 @@ func (m *Manifest) Validate() error {
 	if !isID(m.ID) {
 		return fmt.Errorf("id: %w: not 32 lower-case hex digits", ErrInvalid)
 	}
-	if m.Parent != "" && !isID(m.Parent) {
-		return fmt.Errorf("parent: %w: not 32 lower-case hex digits", ErrInvalid)
+	if err := m.validateLineage(); err != nil {
+		return err
 	}
 	if y := m.Created.UTC().Year(); m.Created.IsZero() || y < 1970 || y > 9999 {
 		return fmt.Errorf("created: %w: no usable time", ErrInvalid)
@@ -58,6 +60,21 @@ func (m *Manifest) Validate() error {
 		return fmt.Errorf("memory: %w", err)
 	}
 	return m.validateDisks(files)
+}
+
+func (m *Manifest) validateLineage() error {
+	if m.Parent != "" && !isID(m.Parent) {
+		return fmt.Errorf("parent: %w: not 32 lower-case hex digits", ErrInvalid)
+	}
+	if len(m.Ancestors) > MaxAncestors {
+		return fmt.Errorf("ancestors: %w: %d", ErrTooLarge, len(m.Ancestors))
+	}
+	for _, id := range m.Ancestors {
+		if m.Parent == "" || !isID(id) {
+			return fmt.Errorf("ancestors: %w: not 32 lower-case hex digits each, or without a parent", ErrInvalid)
+		}
+	}
+	return nil
 }
 
 func (m *Manifest) validateText() error {

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/snapshot"
-	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/snapshot/store"
 )
 
@@ -16,9 +15,10 @@ type Label struct {
 	Name string
 	// Task is the task that the snapshot is for, may be empty.
 	Task string
-	// Parent is the ID of the snapshot that the machine was restored from, empty
-	// if there is none.
-	Parent string
+	// Lineage has the IDs of the snapshots that the machine's state grew from,
+	// nearest first: the one it last took, was restored from or reset to, and what
+	// that one stands on.
+	Lineage []string
 	// Version is the version of the program that writes it.
 	Version string
 }
@@ -26,15 +26,15 @@ type Label struct {
 // Store writes the checkpoint into a store as a snapshot and returns what was
 // written. The snapshot is listed when everything in it is on disk, and not at
 // all if anything fails.
-func (c *Checkpoint) Store(ctx context.Context, st *store.Store, label Label) (*snapshot.Manifest, error) {
-	m, err := c.store(ctx, st, label)
+func (c *Checkpoint) Store(ctx context.Context, st *store.Store, label Label) (*store.Info, error) {
+	info, err := c.store(ctx, st, label)
 	if err != nil {
 		return nil, fmt.Errorf("store snapshot (%s): %w", label.Name, err)
 	}
-	return m, nil
+	return info, nil
 }
 
-func (c *Checkpoint) store(ctx context.Context, st *store.Store, label Label) (*snapshot.Manifest, error) {
+func (c *Checkpoint) store(ctx context.Context, st *store.Store, label Label) (*store.Info, error) {
 	w, err := st.Create(label.Name)
 	if err != nil {
 		return nil, err
@@ -44,7 +44,6 @@ func (c *Checkpoint) store(ctx context.Context, st *store.Store, label Label) (*
 		Name:          label.Name,
 		ID:            snapshot.NewID(),
 		Created:       time.Now().UTC(),
-		Parent:        label.Parent,
 		Task:          label.Task,
 		Image:         c.Shape.Image,
 		ForkVMVersion: label.Version,
@@ -56,12 +55,13 @@ func (c *Checkpoint) store(ctx context.Context, st *store.Store, label Label) (*
 			GuestAgent:  c.Shape.GuestAgent,
 		},
 	}
-	if m.Memory, err = addLayers(ctx, w, "memory", c.Memory); err != nil {
+	m.Descend(label.Lineage)
+	if m.Memory, err = w.AddStack(ctx, "memory", c.Memory); err != nil {
 		return nil, err
 	}
 	for i, d := range c.Shape.Disks {
 		disk := snapshot.Disk{ID: d.Name, Size: d.Size, ReadOnly: d.ReadOnly}
-		if disk.Layers, err = addLayers(ctx, w, "disk-"+d.Name, c.Disks[i]); err != nil {
+		if disk.Layers, err = w.AddStack(ctx, "disk-"+d.Name, c.Disks[i]); err != nil {
 			return nil, err
 		}
 		m.Disks = append(m.Disks, disk)
@@ -72,19 +72,8 @@ func (c *Checkpoint) store(ctx context.Context, st *store.Store, label Label) (*
 	if err := w.Commit(*m); err != nil {
 		return nil, err
 	}
-	return st.Stat(label.Name)
-}
-
-func addLayers(ctx context.Context, w *store.Writer, role string, layers []*layer.Layer) ([]snapshot.LayerRef, error) {
-	refs := make([]snapshot.LayerRef, 0, len(layers))
-	for _, l := range layers {
-		ref, err := w.AddLayer(ctx, role, l)
-		if err != nil {
-			return nil, err
-		}
-		refs = append(refs, ref)
-	}
-	return refs, nil
+	info, err := st.Inspect(label.Name)
+	return &info, err
 }
 
 // FromStore opens a snapshot and returns what a clone of it begins from. The

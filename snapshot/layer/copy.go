@@ -22,6 +22,16 @@ func Copy(ctx context.Context, dst *os.File, l *Layer) error {
 }
 
 func copyLayer(ctx context.Context, dst *os.File, l *Layer) error {
+	extents, err := l.sourceExtents()
+	if err != nil {
+		return err
+	}
+	return pack(ctx, dst, l.core, indexOf(extents, 0), []*Layer{l})
+}
+
+// pack writes a layer file of identity c into an empty file: the segments' data,
+// which is in the sources, in the order of the units.
+func pack(ctx context.Context, dst *os.File, c *core, segments index, sources []*Layer) error {
 	size, err := regularSize(dst)
 	if err != nil {
 		return err
@@ -29,27 +39,25 @@ func copyLayer(ctx context.Context, dst *os.File, l *Layer) error {
 	if size != 0 {
 		return fmt.Errorf("%w: destination is not empty", snapshot.ErrInvalid)
 	}
-	extents, err := l.sourceExtents()
-	if err != nil {
-		return err
-	}
-	w := &packer{ctx: ctx, dst: dst, src: l, buf: make([]byte, 0, ChunkSize), at: DataOffset}
-	packed := make([]Extent, 0, len(extents))
+	w := &packer{ctx: ctx, dst: dst, buf: make([]byte, 0, ChunkSize), at: DataOffset}
+	packed := make([]Extent, 0, len(segments))
 	next := int64(DataOffset)
-	for _, e := range extents {
-		if e.Offset != ZeroExtent {
-			if err := w.add(e.Offset, int64(e.Count)*UnitSize); err != nil {
+	for _, s := range segments {
+		e := Extent{Start: s.start, Count: s.count, Offset: ZeroExtent}
+		if s.offset != ZeroExtent {
+			length := int64(s.count) * UnitSize
+			if err := w.add(sources[s.file], s.offset, length); err != nil {
 				return err
 			}
 			e.Offset = next
-			next += int64(e.Count) * UnitSize
+			next += length
 		}
 		packed = appendExtent(packed, e)
 	}
 	if err := w.finish(); err != nil {
 		return err
 	}
-	_, err = writeIndex(dst, l.core, uint64(next-DataOffset)/UnitSize, packed, w.sums, true)
+	_, err = writeIndex(dst, c, uint64(next-DataOffset)/UnitSize, packed, w.sums, true)
 	return err
 }
 
@@ -92,23 +100,23 @@ func (l *Layer) readData(p []byte, off int64) error {
 type packer struct {
 	ctx  context.Context
 	dst  *os.File
-	src  *Layer
 	buf  []byte // the chunk being filled
 	at   int64  // where it goes
 	sums []uint32
 
-	from, length int64 // source range not read yet
+	src          *Layer // of the range not read yet
+	from, length int64
 }
 
-func (w *packer) add(off, n int64) error {
-	if w.length > 0 && w.from+w.length == off {
+func (w *packer) add(src *Layer, off, n int64) error {
+	if w.length > 0 && w.src == src && w.from+w.length == off {
 		w.length += n
 		return nil
 	}
 	if err := w.drain(); err != nil {
 		return err
 	}
-	w.from, w.length = off, n
+	w.src, w.from, w.length = src, off, n
 	return nil
 }
 

@@ -64,6 +64,7 @@ type header struct {
 	chunks   uint64 // data checksums: one per ChunkSize of data, or none
 	fileSize uint64
 	indexSum uint32
+	level    uint32 // see Run
 }
 
 func (h header) indexOffset() int64 { return DataOffset + int64(h.data)*UnitSize }
@@ -84,6 +85,7 @@ func (h header) encode() []byte {
 	le.PutUint32(b[80:], h.indexSum)
 	le.PutUint32(b[84:], UnitSize)
 	le.PutUint32(b[88:], ChunkSize)
+	le.PutUint32(b[92:], h.level)
 	le.PutUint32(b[12:], headerSum(b))
 	return b
 }
@@ -122,11 +124,12 @@ func decodeHeader(b []byte) (header, error) {
 		chunks:   le.Uint64(b[64:]),
 		fileSize: le.Uint64(b[72:]),
 		indexSum: le.Uint32(b[80:]),
+		level:    le.Uint32(b[92:]),
 	}
 	if le.Uint32(b[84:]) != UnitSize || le.Uint32(b[88:]) != ChunkSize {
 		return header{}, fmt.Errorf("header: %w: units of %d, chunks of %d bytes", snapshot.ErrInvalid, le.Uint32(b[84:]), le.Uint32(b[88:]))
 	}
-	if len(bytes.TrimLeft(b[92:DataOffset], "\x00")) != 0 {
+	if len(bytes.TrimLeft(b[headerUsed:DataOffset], "\x00")) != 0 {
 		return header{}, fmt.Errorf("header: %w: reserved bytes are set", snapshot.ErrInvalid)
 	}
 	return h, h.check()
@@ -140,6 +143,9 @@ func (h header) check() error {
 	}
 	if h.flags&^flagChecksums != 0 {
 		return fmt.Errorf("header: %w: flags %#x", snapshot.ErrInvalid, h.flags)
+	}
+	if h.level > maxLevel {
+		return fmt.Errorf("header: %w: level %d", snapshot.ErrInvalid, h.level)
 	}
 	if h.units == 0 || h.units > maxUnits || h.data > maxUnits || h.extents > h.units {
 		return fmt.Errorf("header: %w: %d units, %d of data, %d extents", snapshot.ErrInvalid, h.units, h.data, h.extents)

@@ -51,15 +51,19 @@ func flattenRange(layers []*Layer, first uint32) index {
 	case 0:
 		return nil
 	case 1:
-		extents := layers[0].Extents()
-		out := make(index, len(extents))
-		for i, e := range extents {
-			out[i] = segment{start: e.Start, count: e.Count, offset: e.Offset, file: first}
-		}
-		return out
+		return indexOf(layers[0].Extents(), first)
 	}
 	half := len(layers) / 2
 	return overlay(flattenRange(layers[:half], first), flattenRange(layers[half:], first+uint32(half)))
+}
+
+// indexOf is the index of one layer alone.
+func indexOf(extents []Extent, file uint32) index {
+	out := make(index, len(extents))
+	for i, e := range extents {
+		out[i] = segment{start: e.Start, count: e.Count, offset: e.Offset, file: file}
+	}
+	return out
 }
 
 // overlay returns what is seen of lower through upper.

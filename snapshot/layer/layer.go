@@ -29,6 +29,7 @@ type core struct {
 	id    string
 	kind  Kind
 	units uint64
+	level uint32   // of merging, see Run
 	raw   *rawInfo // a plain disk image, not a layer file
 
 	mu      sync.Mutex
@@ -50,7 +51,7 @@ func Open(f *os.File) (*Layer, error) {
 		return nil, fmt.Errorf("open layer (%s): %w", f.Name(), err)
 	}
 	return &Layer{file: f, core: &core{
-		id: hex.EncodeToString(h.id[:]), kind: h.kind, units: h.units,
+		id: hex.EncodeToString(h.id[:]), kind: h.kind, units: h.units, level: h.level,
 		extents: extents, head: h, sealed: true,
 	}}, nil
 }

@@ -114,7 +114,7 @@ func writeIndex(f *os.File, c *core, data uint64, extents []Extent, sums []uint3
 	}
 	index := encodeIndex(extents, sums)
 	h := header{
-		kind: c.kind, id: id, units: c.units, data: data,
+		kind: c.kind, id: id, units: c.units, level: c.level, data: data,
 		extents: uint64(len(extents)), chunks: uint64(len(sums)),
 		indexSum: crc32.Checksum(index, castagnoli),
 	}

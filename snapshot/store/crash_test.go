@@ -43,7 +43,7 @@ func (s *script) before(step, file string) error {
 // process would: no clean-up, the lock gone.
 func attempt(t *testing.T, root string, m *machine, sc *script) (err error) {
 	t.Helper()
-	s, err := open(root, sc)
+	s, err := OpenWith(Config{Path: root, Before: sc.before})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func (p *pending) settleFile(path string) error {
 	if err := p.Chmod(path, 0o444); err != nil {
 		return err
 	}
-	if err := p.store.faults.before("sync", path); err != nil {
+	if err := p.store.before("sync", path); err != nil {
 		return err
 	}
 	return p.syncName(path)

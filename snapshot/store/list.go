@@ -3,7 +3,9 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/forkvm/forkvm/snapshot"
 )
@@ -12,7 +14,31 @@ import (
 type Info struct {
 	Name     string
 	Manifest *snapshot.Manifest
+	Sizes    Sizes
 	Err      error // a *CorruptError for a damaged snapshot
+}
+
+// Sizes are the space that a snapshot's files occupy, in bytes.
+type Sizes struct {
+	// Own comes back when the snapshot is removed and nobody uses it.
+	Own int64
+	// Shared is in files that other snapshots or images have too.
+	Shared int64
+}
+
+// Total is the space that the snapshot would need alone.
+func (s Sizes) Total() int64 { return s.Own + s.Shared }
+
+func (s *Sizes) add(st fs.FileInfo) {
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !ok {
+		return
+	}
+	if occupied := sys.Blocks * 512; sys.Nlink > 1 {
+		s.Shared += occupied
+	} else {
+		s.Own += occupied
+	}
 }
 
 // List returns all snapshots, sorted by name. It reads the manifests and
@@ -25,40 +51,58 @@ func (s *Store) List() ([]Info, error) {
 	}
 	infos := make([]Info, 0, len(names))
 	for _, name := range names {
-		m, err := s.Stat(name)
+		info, err := s.Inspect(name)
 		if errors.Is(err, ErrNotFound) {
 			continue // removed since
 		}
-		infos = append(infos, Info{Name: name, Manifest: m, Err: err})
+		info.Name, info.Err = name, err
+		infos = append(infos, info)
 	}
 	return infos, nil
 }
 
+// Names returns the names of all snapshots, sorted, without looking into them.
+func (s *Store) Names() ([]string, error) {
+	names, err := s.snapshots.names()
+	if err != nil {
+		return nil, fmt.Errorf("list snapshots (%s): %w", s.path, err)
+	}
+	return names, nil
+}
+
 // Stat returns a snapshot's manifest after the checks that List makes.
 func (s *Store) Stat(name string) (*snapshot.Manifest, error) {
+	info, err := s.Inspect(name)
+	return info.Manifest, err
+}
+
+// Inspect returns one entry of the listing. Info.Err is not set: it is the error.
+func (s *Store) Inspect(name string) (Info, error) {
 	if err := snapshot.CheckName(name); err != nil {
-		return nil, fmt.Errorf("inspect snapshot (%.200q): %w", name, err)
+		return Info{}, fmt.Errorf("inspect snapshot (%.200q): %w", name, err)
 	}
 	dir, err := s.openDir(name)
 	if err != nil {
-		return nil, fmt.Errorf("inspect snapshot (%s): %w", name, err)
+		return Info{}, fmt.Errorf("inspect snapshot (%s): %w", name, err)
 	}
 	defer dir.Close()
-	m, err := statSnapshot(dir, name)
-	if err != nil {
+	info := Info{Name: name}
+	if err := info.read(dir); err != nil {
 		if !s.still(dir, name) {
 			err = ErrNotFound
 		}
-		return nil, fmt.Errorf("inspect snapshot: %w", withName(name, err))
+		return Info{}, fmt.Errorf("inspect snapshot: %w", withName(name, err))
 	}
-	return m, nil
+	return info, nil
 }
 
-func statSnapshot(dir *os.Root, name string) (*snapshot.Manifest, error) {
-	m, err := readManifest(dir, name)
+// read fills in the manifest, and the sizes of the files that it names.
+func (i *Info) read(dir *os.Root) error {
+	m, err := readManifest(dir, i.Name)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	seen := map[string]bool{}
 	check := func(file string, size int64) error {
 		st, err := dir.Lstat(file)
 		if err == nil && !st.Mode().IsRegular() {
@@ -68,12 +112,16 @@ func statSnapshot(dir *os.Root, name string) (*snapshot.Manifest, error) {
 			err = checkSize(st.Size(), size)
 		}
 		if err != nil {
-			return fileError(name, file, err)
+			return fileError(i.Name, file, err)
+		}
+		if !seen[file] {
+			seen[file] = true
+			i.Sizes.add(st)
 		}
 		return nil
 	}
 	if err := check(m.State.File, m.State.Bytes); err != nil {
-		return nil, err
+		return err
 	}
 	stacks := [][]snapshot.LayerRef{m.Memory}
 	for _, d := range m.Disks {
@@ -82,11 +130,12 @@ func statSnapshot(dir *os.Root, name string) (*snapshot.Manifest, error) {
 	for _, stack := range stacks {
 		for _, ref := range stack {
 			if err := check(ref.File, ref.Bytes); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	return m, nil
+	i.Manifest = m
+	return nil
 }
 
 // Remove takes a snapshot out of the store, a damaged one too. It refuses

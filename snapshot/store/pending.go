@@ -23,7 +23,7 @@ type pending struct {
 
 // begin makes an empty pending directory.
 func (s *Store) begin() (*pending, error) {
-	if err := s.faults.before("create", ""); err != nil {
+	if err := s.before("create", ""); err != nil {
 		return nil, err
 	}
 	// A sweep may find the directory before it is locked: then another one.
@@ -100,7 +100,7 @@ func (p *pending) path() string { return filepath.Join(p.store.path, "tmp", p.na
 // create makes a file, lets write fill it, and makes it read-only and durable.
 // After an error there is no file.
 func (p *pending) create(name string, write func(f *os.File) error) error {
-	if err := p.store.faults.before("write", name); err != nil {
+	if err := p.store.before("write", name); err != nil {
 		return err
 	}
 	f, err := p.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -112,7 +112,7 @@ func (p *pending) create(name string, write func(f *os.File) error) error {
 		err = f.Chmod(0o444)
 	}
 	if err == nil {
-		err = p.store.faults.before("sync", name)
+		err = p.store.before("sync", name)
 	}
 	if err == nil {
 		err = f.Sync()
@@ -136,19 +136,19 @@ func (p *pending) publish(to *folder, name string) error {
 }
 
 func (p *pending) rename(to *folder, name string) error {
-	if err := p.store.faults.before("sync directory", ""); err != nil {
+	if err := p.store.before("sync directory", ""); err != nil {
 		return err
 	}
 	if err := p.file.Sync(); err != nil {
 		return err
 	}
-	if err := p.store.faults.before("rename", ""); err != nil {
+	if err := p.store.before("rename", ""); err != nil {
 		return err
 	}
 	if err := renameNew(p.store.tmp.fd(), p.name, to.fd(), name); err != nil {
 		return err
 	}
-	err := p.store.faults.before("sync parent", "")
+	err := p.store.before("sync parent", "")
 	if err == nil {
 		err = to.file.Sync()
 	}

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -256,29 +255,6 @@ func checkLayer(f *os.File, size int64, kind layer.Kind, ref snapshot.LayerRef) 
 		return nil, fmt.Errorf("%w: %d units, %d stored, want %d and %d", snapshot.ErrInvalid, l.Units(), l.Stored(), ref.Units, ref.Stored)
 	}
 	return l, nil
-}
-
-// Verify reads every layer's data and compares it with its checksums. The
-// *CorruptError names the first file that is not as it was written.
-func (p *Snapshot) Verify(ctx context.Context) error {
-	if err := verifyStack(ctx, p.Manifest.Name, p.Manifest.Memory, p.Memory); err != nil {
-		return err
-	}
-	for i, d := range p.Disks {
-		if err := verifyStack(ctx, p.Manifest.Name, p.Manifest.Disks[i].Layers, d.Layers); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func verifyStack(ctx context.Context, name string, refs []snapshot.LayerRef, stack []*layer.Layer) error {
-	for i, l := range stack {
-		if err := l.Verify(ctx); err != nil {
-			return fmt.Errorf("verify snapshot: %w", fileError(name, refs[i].File, err))
-		}
-	}
-	return nil
 }
 
 // Close closes the layers' files. Calling it again does nothing.

@@ -20,18 +20,27 @@ type Store struct {
 	images    *folder
 	snapshots *folder
 	tmp       *folder
-	faults    faults
+	config    Config
 }
 
-// faults lets a test stand between the steps of publishing. before is called
-// with what comes next; an error from it is that step's.
-type faults interface {
-	before(step, file string) error
+// Config says where a store is.
+type Config struct {
+	// Path is the store's directory, which is made if it is not there.
+	Path string
+	// Before, if set, is called before each step of publishing with what comes
+	// next and the file that it is about, if any: "create", "link", "write",
+	// "sync", "sync directory", "rename", "sync parent". An error from it is that
+	// step's. Tests stand there to let a host fail.
+	Before func(step, file string) error
 }
 
-type noFaults struct{}
-
-func (noFaults) before(string, string) error { return nil }
+// before is called before each step of publishing.
+func (s *Store) before(step, file string) error {
+	if s.config.Before == nil {
+		return nil
+	}
+	return s.config.Before(step, file)
+}
 
 // folder is one directory of the store: by Root for names, which then cannot
 // lead out of it, and by descriptor for what Root does not have.
@@ -62,19 +71,20 @@ func (f *folder) close() error {
 
 func (f *folder) fd() int { return int(f.file.Fd()) }
 
-// Open opens the store at root, creating it if it is not there, and removes
-// what dead processes left half-made in it.
-func Open(root string) (*Store, error) { return open(root, noFaults{}) }
+// Open is OpenWith for the store at root.
+func Open(root string) (*Store, error) { return OpenWith(Config{Path: root}) }
 
-func open(path string, f faults) (*Store, error) {
-	path, err := filepath.Abs(path)
+// OpenWith opens a store, creating it if it is not there, and removes what dead
+// processes left half-made in it.
+func OpenWith(c Config) (*Store, error) {
+	path, err := filepath.Abs(c.Path)
 	if err != nil {
 		return nil, fmt.Errorf("open store (%s): %w", path, err)
 	}
 	if err := create(path); err != nil {
 		return nil, fmt.Errorf("open store (%s): %w", path, err)
 	}
-	s := &Store{path: path, faults: f}
+	s := &Store{path: path, config: c}
 	if err := s.openFolders(); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("open store (%s): %w", path, err)

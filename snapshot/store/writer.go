@@ -52,8 +52,9 @@ func (s *Store) Create(name string) (*Writer, error) {
 
 // AddLayer puts a layer into the snapshot and returns how the manifest is to
 // name it. A file that is a published layer or image already (read-only, ours,
-// on the same file system) gets another link, which costs nothing; anything
-// else is copied, packed and checksummed, raw images too. role tells what the
+// on the same file system) gets another link, which costs nothing; so does the
+// copy that another snapshot has of it. Anything else is copied, packed and
+// checksummed, raw images too. role tells what the
 // layer is for in the file's name: "memory", "disk-blk0".
 //
 // A layer added twice in the same role is there once.
@@ -68,20 +69,63 @@ func (w *Writer) AddLayer(ctx context.Context, role string, l *layer.Layer) (sna
 }
 
 func (w *Writer) addLayer(ctx context.Context, role string, l *layer.Layer) (snapshot.LayerRef, error) {
+	return w.addFile(role, l.ID(), func(key string) (snapshot.LayerRef, error) {
+		ref, err := w.link(ctx, key, l)
+		if errors.Is(err, errNotLinkable) {
+			ref, err = w.share(ctx, key, l.Kind(), l.ID())
+		}
+		if errors.Is(err, errNotLinkable) {
+			ref, err = w.write(key+".layer", func(f *os.File) error { return layer.Copy(ctx, f, l) })
+		}
+		return ref, err
+	})
+}
+
+// AddStack puts a stack of layers, bottom first, into the snapshot and returns
+// how the manifest is to name it: fewer layers if it is a long one, see
+// layer.Plan. Each layer is added as AddLayer does it; what was merged for
+// another snapshot is linked.
+func (w *Writer) AddStack(ctx context.Context, role string, stack []*layer.Layer) ([]snapshot.LayerRef, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	runs := layer.Plan(stack)
+	refs := make([]snapshot.LayerRef, 0, len(runs))
+	for _, r := range runs {
+		ref, err := w.addRun(ctx, role, r)
+		if err != nil {
+			return nil, fmt.Errorf("add layer (%s) to snapshot (%s): %w", r.ID(), w.name, err)
+		}
+		refs = append(refs, ref)
+	}
+	return refs, nil
+}
+
+func (w *Writer) addRun(ctx context.Context, role string, r layer.Run) (snapshot.LayerRef, error) {
+	if !r.Merged() {
+		return w.addLayer(ctx, role, r.Layers[0])
+	}
+	return w.addFile(role, r.ID(), func(key string) (snapshot.LayerRef, error) {
+		ref, err := w.share(ctx, key, r.Layers[0].Kind(), r.ID())
+		if errors.Is(err, errNotLinkable) {
+			ref, err = w.write(key+".layer", func(f *os.File) error { return layer.Merge(ctx, f, r) })
+		}
+		return ref, err
+	})
+}
+
+// addFile adds the file of a layer unless it is there already.
+func (w *Writer) addFile(role, id string, add func(key string) (snapshot.LayerRef, error)) (snapshot.LayerRef, error) {
 	if w.pending == nil {
 		return snapshot.LayerRef{}, ErrFinished
 	}
 	if err := snapshot.CheckName(role); err != nil {
 		return snapshot.LayerRef{}, err
 	}
-	key := role + "-" + l.ID()
+	key := role + "-" + id
 	if ref, ok := w.layers[key]; ok {
 		return ref, nil
 	}
-	ref, err := w.link(ctx, key, l)
-	if errors.Is(err, errNotLinkable) {
-		ref, err = w.copy(ctx, key+".layer", l)
-	}
+	ref, err := add(key)
 	if err == nil {
 		w.layers[key] = ref
 	}
@@ -104,7 +148,7 @@ func (w *Writer) link(ctx context.Context, key string, l *layer.Layer) (snapshot
 		return ref, err
 	}
 	ref.Bytes = st.Size()
-	if err := w.store.faults.before("link", ref.File); err != nil {
+	if err := w.store.before("link", ref.File); err != nil {
 		return ref, err
 	}
 	if err := linkFile(l.File(), w.pending.fd(), ref.File); err != nil {
@@ -159,14 +203,62 @@ func linkFile(f *os.File, dir int, name string) error {
 	return errNotLinkable
 }
 
-func (w *Writer) copy(ctx context.Context, file string, l *layer.Layer) (snapshot.LayerRef, error) {
-	ref := snapshot.LayerRef{ID: l.ID(), File: file, Format: snapshot.FormatLayer, Units: l.Units()}
+// share links the file of a layer that another snapshot has: a running machine's
+// layers are its own files, of which the store has copies since the last
+// snapshot. A layer's identity stands for its content.
+func (w *Writer) share(ctx context.Context, key string, kind layer.Kind, id string) (snapshot.LayerRef, error) {
+	names, err := w.store.snapshots.names()
+	if err != nil {
+		return snapshot.LayerRef{}, err
+	}
+	for _, name := range names {
+		l := w.store.findLayer(name, key+".layer")
+		if l == nil {
+			continue
+		}
+		ref, err := snapshot.LayerRef{}, errNotLinkable
+		if l.ID() == id && l.Kind() == kind {
+			ref, err = w.link(ctx, key, l)
+		}
+		l.Close()
+		if !errors.Is(err, errNotLinkable) {
+			return ref, err
+		}
+	}
+	return snapshot.LayerRef{}, errNotLinkable
+}
+
+// findLayer opens a layer file of a snapshot, nil if it has none or a damaged one.
+func (s *Store) findLayer(name, file string) *layer.Layer {
+	if _, err := s.snapshots.Lstat(name + "/" + file); err != nil {
+		return nil
+	}
+	dir, err := s.snapshots.OpenRoot(name)
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	f, _, err := openFile(dir, file)
+	if err != nil {
+		return nil
+	}
+	l, err := layer.Open(f)
+	if err != nil {
+		f.Close()
+		return nil
+	}
+	return l
+}
+
+// write makes a layer file that fill fills.
+func (w *Writer) write(file string, fill func(*os.File) error) (snapshot.LayerRef, error) {
+	ref := snapshot.LayerRef{File: file, Format: snapshot.FormatLayer}
 	err := w.pending.create(file, func(f *os.File) error {
-		if err := layer.Copy(ctx, f, l); err != nil {
+		if err := fill(f); err != nil {
 			return err
 		}
 		// Not closed: the file is the caller's.
-		stored, err := layer.Open(f)
+		l, err := layer.Open(f)
 		if err != nil {
 			return err
 		}
@@ -174,7 +266,7 @@ func (w *Writer) copy(ctx context.Context, file string, l *layer.Layer) (snapsho
 		if err != nil {
 			return err
 		}
-		ref.Stored, ref.Bytes = stored.Stored(), st.Size()
+		ref.ID, ref.Units, ref.Stored, ref.Bytes = l.ID(), l.Units(), l.Stored(), st.Size()
 		return nil
 	})
 	return ref, err
