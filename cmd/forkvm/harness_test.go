@@ -271,7 +271,7 @@ func (h *host) base() string {
 func (h *host) makeBase() error {
 	for _, args := range [][]string{
 		{"create", slowly, "--name", "base", "--memory", guestMemory, "disk"},
-		{"snapshot", "take", "base", "base", "--task", "test"},
+		{"snapshot", "base", "base", "--task", "test"},
 		{"rm", "-f", "base"},
 	} {
 		if r := h.forkvm(args...); r.code != 0 {

@@ -128,14 +128,14 @@ func TestBadReferences(t *testing.T) {
 	h.refused("vm_exists", "create", "--name", "taken", "disk")
 	h.refused("vm_not_found", "kill", "nobody", "taken-not")
 	h.refused("vm_not_found", "cp", "/etc/passwd", "nobody:/x")
-	h.refused("vm_not_found", "snapshot", "take", "nobody", "x")
-	h.refused("snapshot_exists", "snapshot", "take", "taken", "base")
+	h.refused("vm_not_found", "snapshot", "nobody", "x")
+	h.refused("snapshot_exists", "snapshot", "taken", "base")
 	h.refused("snapshot_not_found", "create", "--snapshot", "nothing")
 	h.refused("image_not_found", "create", "nothing")
 	h.refused("invalid_argument", "create", "--name", "Not a name", "disk")
 	h.refused("invalid_argument", "create", "--memory", "1000T", "disk")
 	h.refused("invalid_argument", "create", "--memory", "1M", "disk")
-	h.refused("invalid_argument", "snapshot", "take", "taken", "../up")
+	h.refused("invalid_argument", "snapshot", "taken", "../up")
 	h.refused("file_not_found", "cp", "taken:/nothing", h.run+"/x")
 
 	// Each child of a fork succeeds or fails on its own.
@@ -152,7 +152,7 @@ func TestSnapshotRestoreAndFork(t *testing.T) {
 	h := newHost(t, "")
 	h.start("parent")
 	h.sh("parent", "echo before > /root/mark; sync")
-	h.must("snapshot", "take", "parent", "cli-marked", "--task", "mark")
+	h.must("snapshot", "parent", "cli-marked", "--task", "mark")
 	defer h.forkvm("snapshot", "rm", "cli-marked")
 	h.sh("parent", "echo after > /root/mark")
 	ids := strings.Fields(h.must("restore", slowly, "cli-marked", "--name", "left", "--name", "right"))
@@ -169,7 +169,7 @@ func TestSnapshotRestoreAndFork(t *testing.T) {
 	if got := strings.Fields(h.must("snapshot", "ls", "-q")); !contains(got, "cli-marked") {
 		t.Errorf("listed: %q", got)
 	}
-	h.must("snapshot", "verify", "cli-marked")
+	h.must("snapshot", "check", "cli-marked")
 }
 
 func contains(list []string, s string) bool {
@@ -397,7 +397,7 @@ func damage(t *testing.T, path string, change func([]byte) []byte) func() {
 func TestDamagedSnapshots(t *testing.T) {
 	h := newHost(t, "")
 	h.start("source")
-	h.must("snapshot", "take", "source", "cli-damaged")
+	h.must("snapshot", "source", "cli-damaged")
 	h.must("kill", "source")
 	defer h.forkvm("snapshot", "rm", "cli-damaged")
 	dir := filepath.Join(h.data, "snapshots", "cli-damaged")
@@ -432,11 +432,11 @@ func TestDamagedSnapshots(t *testing.T) {
 		})
 	}
 	restore := damage(t, filepath.Join(dir, layer), flip(4096+1000))
-	if r := h.forkvm("snapshot", "verify", "cli-damaged"); r.code != 1 {
+	if r := h.forkvm("snapshot", "check", "cli-damaged"); r.code != 1 {
 		t.Errorf("a flipped bit in a page is not found: %v", r)
 	}
 	restore()
-	h.must("snapshot", "verify", "cli-damaged")
+	h.must("snapshot", "check", "cli-damaged")
 	h.must("create", slowly, "--snapshot", "cli-damaged", "--name", "whole")
 }
 
@@ -475,7 +475,7 @@ func TestHostDiskFullDuringSnapshot(t *testing.T) {
 	filler := filepath.Join(data, "filler")
 	fill(t, filler, 8<<20)
 	before := used(t, data)
-	h.refused("no_space", "snapshot", "take", "survivor", "big")
+	h.refused("no_space", "snapshot", "survivor", "big")
 	if out := h.must("snapshot", "ls", "-q"); out != "" {
 		t.Errorf("listed: %q", out)
 	}
@@ -487,7 +487,7 @@ func TestHostDiskFullDuringSnapshot(t *testing.T) {
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
-	h.must("snapshot", "take", "survivor", "big")
+	h.must("snapshot", "survivor", "big")
 	h.must("create", slowly, "--snapshot", "big", "--name", "clone")
 	h.sh("clone", "sha256sum -c /tmp/sum")
 }

@@ -103,7 +103,10 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 	return n.launch(ctx, o, plan{
 		course:     course,
 		checkpoint: checkpoint,
-		origin:     func(r *Record) { r.Snapshot, r.Image = manifest.Name, manifest.Image },
+		origin: func(r *Record) {
+			r.Snapshot, r.Image = manifest.Name, manifest.Image
+			r.LastSnapshot, r.Lineage = manifest.Name, manifest.Lineage()
+		},
 	})
 }
 
@@ -135,6 +138,7 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 				origin: func(r *Record) {
 					r.Parent, r.Image, r.Snapshot = parent.ID, parent.Image, parent.Record.Snapshot
 					r.ParentPauseMS = milliseconds(checkpoint.Pause)
+					r.LastSnapshot, r.Lineage = parent.LastSnapshot, parent.Lineage
 				},
 			})
 			done <- struct{}{}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -29,6 +30,8 @@ const (
 	lockFile   = "lock"
 	idBytes    = 6
 	maxRecord  = 1 << 20
+	// lockInterval is how often a VM's lock is tried while another process has it.
+	lockInterval = 10 * time.Millisecond
 )
 
 // Record is what is known of a VM from its creation on.
@@ -42,6 +45,10 @@ type Record struct {
 	Image    string `json:"image,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"`
 	Parent   string `json:"parent,omitempty"`
+	// LastSnapshot is the snapshot that the VM last took or came from; Lineage has
+	// its ID and those of the snapshots that it stands on, nearest first.
+	LastSnapshot string   `json:"last_snapshot,omitempty"`
+	Lineage      []string `json:"lineage,omitempty"`
 
 	Shape    machine.Shape    `json:"shape"`
 	Identity machine.Identity `json:"identity"`
@@ -165,19 +172,53 @@ func (d *draft) launched(p *linux.Process) error {
 	return d.write()
 }
 
+func (d *draft) write() error { return d.record.write(d.dir) }
+
 // write replaces the record on disk, whole or not at all.
-func (d *draft) write() error {
-	data, err := json.MarshalIndent(d.record, "", "  ")
+func (r *Record) write(dir string) error {
+	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
-		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", d.record.ID, err))
+		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", r.ID, err))
 	}
-	path := filepath.Join(d.dir, recordFile)
+	path := filepath.Join(dir, recordFile)
 	if err := os.WriteFile(path+".new", append(data, '\n'), 0o600); err != nil {
-		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", d.record.ID, err))
+		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", r.ID, err))
 	}
 	if err := os.Rename(path+".new", path); err != nil {
-		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", d.record.ID, err))
+		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", r.ID, err))
 	}
+	return nil
+}
+
+// change waits until nobody else changes the VM, lets do look at its record as it
+// is then, and writes what do made of it.
+func (vm *VM) change(ctx context.Context, do func(r *Record) error) error {
+	lock, err := os.OpenFile(filepath.Join(vm.dir, lockFile), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return failure.New(failure.VMNotFound, "vm %s was removed", vm.Name)
+	}
+	if err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("lock vm (%s): %w", vm.Name, err))
+	}
+	defer lock.Close()
+	for unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		select {
+		case <-ctx.Done():
+			return failure.As(failure.Internal, fmt.Errorf("lock vm (%s): %w", vm.Name, context.Cause(ctx)))
+		case <-time.After(lockInterval):
+		}
+	}
+	r, err := readRecord(vm.dir)
+	if err != nil {
+		return failure.As(failure.Internal, err)
+	}
+	if err := do(r); err != nil {
+		return err
+	}
+	if err := r.write(vm.dir); err != nil {
+		return err
+	}
+	vm.Record = *r
 	return nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/forkvm/forkvm/internal/failure"
@@ -14,46 +16,69 @@ import (
 
 // Snapshot is what taking one yields.
 type Snapshot struct {
-	Manifest *snapshot.Manifest
+	store.Info
 	// Pause is how long the VM stood still.
 	Pause time.Duration
 }
 
 // Snapshot freezes the VM under a name, optionally for a task. The VM goes on
-// while layers are written; one that was paused stays so.
-func (vm *VM) Snapshot(ctx context.Context, name, task string) (*Snapshot, error) {
+// while layers are written; one that was paused stays so. Without a name it makes
+// one of the VM's and a number. The snapshot's parent is the one that the VM last
+// took or came from.
+func (vm *VM) Snapshot(ctx context.Context, name, task string) (s *Snapshot, err error) {
+	err = vm.change(ctx, func(r *Record) error {
+		if s, err = vm.snapshot(ctx, name, machine.Label{Task: task, Lineage: r.Lineage}); err != nil {
+			return err
+		}
+		r.LastSnapshot, r.Lineage = s.Manifest.Name, s.Manifest.Lineage()
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (vm *VM) snapshot(ctx context.Context, name string, label machine.Label) (*Snapshot, error) {
+	label.Name, label.Version = name, vm.node.config.Version
+	if name == "" {
+		next, err := vm.node.nextName(vm.Name)
+		if err != nil {
+			return nil, err
+		}
+		label.Name = next
+	}
 	// Asked before the VM is stopped for nothing.
-	if _, err := vm.node.store.Stat(name); err == nil {
-		return nil, failure.New(failure.SnapshotExists, "a snapshot named %q exists: remove it first, or choose another name", name)
+	if _, err := vm.node.store.Stat(label.Name); err == nil {
+		return nil, failure.New(failure.SnapshotExists, "a snapshot named %q exists: remove it first, or choose another name", label.Name)
 	}
 	checkpoint, err := vm.checkpoint(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer checkpoint.Close()
-	m, err := checkpoint.Store(ctx, vm.node.store, machine.Label{
-		Name:    name,
-		Task:    task,
-		Parent:  vm.parentSnapshot(),
-		Version: vm.node.config.Version,
-	})
+	info, err := checkpoint.Store(ctx, vm.node.store, label)
 	if err != nil {
 		return nil, snapshotFailure(err)
 	}
-	return &Snapshot{Manifest: m, Pause: checkpoint.Pause}, nil
+	return &Snapshot{Info: *info, Pause: checkpoint.Pause}, nil
 }
 
-// parentSnapshot is the ID of the snapshot that the VM came from, if it still
-// exists.
-func (vm *VM) parentSnapshot() string {
-	if vm.Record.Snapshot == "" {
-		return ""
-	}
-	m, err := vm.node.store.Stat(vm.Record.Snapshot)
+// nextName is the first name of a series that no snapshot of it comes after:
+// "vm-1", "vm-2", ….
+func (n *Node) nextName(series string) (string, error) {
+	names, err := n.store.Names()
 	if err != nil {
-		return ""
+		return "", failure.As(failure.Internal, err)
 	}
-	return m.ID
+	last := 0
+	for _, name := range names {
+		rest, found := strings.CutPrefix(name, series+"-")
+		if number, err := strconv.Atoi(rest); found && err == nil {
+			last = max(last, number)
+		}
+	}
+	return fmt.Sprintf("%s-%d", series, last+1), nil
 }
 
 // Snapshots lists the node's snapshots by name, damaged ones too.
@@ -65,27 +90,46 @@ func (n *Node) Snapshots() ([]store.Info, error) {
 	return infos, nil
 }
 
-// SnapshotManifest returns what a snapshot says about itself.
-func (n *Node) SnapshotManifest(name string) (*snapshot.Manifest, error) {
-	m, err := n.store.Stat(name)
+// InspectSnapshot returns what a snapshot says about itself, and its sizes.
+func (n *Node) InspectSnapshot(name string) (store.Info, error) {
+	info, err := n.store.Inspect(name)
 	if err != nil {
-		return nil, snapshotFailure(err)
+		return info, snapshotFailure(err)
 	}
-	return m, nil
+	return info, nil
 }
 
-// VerifySnapshot reads all of a snapshot's data and compares it with its
-// checksums.
-func (n *Node) VerifySnapshot(ctx context.Context, name string) error {
+// CheckSnapshot checks all of a snapshot: manifest, state, indices and, by the
+// verification, data.
+func (n *Node) CheckSnapshot(ctx context.Context, name string, v *store.Verification) error {
 	s, err := n.store.Open(name)
 	if err != nil {
 		return snapshotFailure(err)
 	}
 	defer s.Close()
-	if err := s.Verify(ctx); err != nil {
+	if err := v.Check(ctx, s); err != nil {
 		return snapshotFailure(err)
 	}
 	return nil
+}
+
+// DiffSnapshots says which pages and blocks two snapshots hold differently.
+func (n *Node) DiffSnapshots(ctx context.Context, a, b string) (*store.Difference, error) {
+	left, err := n.store.Open(a)
+	if err != nil {
+		return nil, snapshotFailure(err)
+	}
+	defer left.Close()
+	right, err := n.store.Open(b)
+	if err != nil {
+		return nil, snapshotFailure(err)
+	}
+	defer right.Close()
+	d, err := store.Diff(ctx, left, right)
+	if err != nil {
+		return nil, snapshotFailure(err)
+	}
+	return d, nil
 }
 
 // RemoveSnapshot removes a snapshot. VMs and snapshots made from it go on.

@@ -134,7 +134,7 @@ func (t *tour) build() error {
 	if _, err := t.test("builder"); err != nil {
 		return err
 	}
-	if _, err := t.forkvm("snapshot", "take", "builder", task, "--task", task); err != nil {
+	if _, err := t.forkvm("snapshot", "builder", task, "--task", task); err != nil {
 		return err
 	}
 	_, err := t.forkvm("kill", "builder")

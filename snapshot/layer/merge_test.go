@@ -84,7 +84,7 @@ func TestPlanAndMerge(t *testing.T) {
 		l := step(t, units, start, 1+r.Uint64N(4))
 		whole, stack = append(whole, l), append(stack, l)
 		planned, runs := Plan(whole), Plan(stack)
-		if a, b := ids(planned), ids(runs); len(a) != len(b) || !bytes.Equal(flat(a), flat(b)) {
+		if a, b := ids(planned), ids(runs); len(a) != len(b) || !bytes.Equal(joined(a), joined(b)) {
 			t.Fatalf("step %d: planned %v from the whole stack, %v from the stored one", i, a, b)
 		}
 		for _, id := range ids(runs) {
@@ -114,7 +114,7 @@ func TestPlanAndMerge(t *testing.T) {
 	}
 }
 
-func flat(list []string) []byte {
+func joined(list []string) []byte {
 	var b []byte
 	for _, s := range list {
 		b = append(b, s...)

@@ -111,7 +111,7 @@ func (a *app) root() *cobra.Command {
 	a.add(root, "run", a.runVerb(), a.createVerb(), a.restoreVerb(), a.forkVerb())
 	a.add(root, "use", a.execVerb(), a.copyVerb(), a.logsVerb())
 	a.add(root, "life", a.listVerb(), a.inspectVerb(), a.pauseVerb(), a.resumeVerb(), a.waitVerb(), a.killVerb(), a.removeVerb())
-	a.add(root, "node", a.imageVerbs(), a.snapshotVerbs(), a.doctorVerb(), a.versionVerb())
+	a.add(root, "node", a.imageVerbs(), a.snapshotVerbs(), a.treeVerb(), a.diffVerb(), a.doctorVerb(), a.versionVerb())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	return root
 }
@@ -151,6 +151,13 @@ func needs(names ...string) cobra.PositionalArgs {
 			return usagef("%s: argument %q is one too many", cmd.Name(), args[len(names)])
 		}
 		return nil
+	}
+}
+
+// upTo is needs for arguments that may be left out.
+func upTo(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		return needs(names[:min(len(args), len(names))]...)(cmd, args)
 	}
 }
 

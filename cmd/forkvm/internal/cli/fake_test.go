@@ -19,6 +19,7 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm"
 )
@@ -71,8 +72,30 @@ func newFakeNode(t *testing.T) *fakeNode {
 	}
 	n.snapshots = []store.Info{
 		{Name: "broken", Err: &store.CorruptError{Snapshot: "broken", File: "state", Reason: snapshot.ErrTruncated}},
-		{Name: "task-1", Manifest: m},
+		{Name: "task-1", Manifest: m, Sizes: store.Sizes{Own: 80 << 20, Shared: 1 << 30}},
 	}
+	// Steps that grew from it, in a row and beside each other; the one before the
+	// last was removed.
+	steps := []string{m.ID, id(1), id(2), id(3), id(4)}
+	for i, s := range []struct {
+		name    string
+		lineage []string
+	}{
+		{"step-1", steps[:1]},
+		{"step-2", []string{steps[1], steps[0]}},
+		{"other", []string{steps[1], steps[0]}},
+		{"late", []string{steps[4], steps[2], steps[1], steps[0]}},
+	} {
+		step := *m
+		step.Name, step.ID, step.Created, step.Task = s.name, id(i+1), epoch.Add(time.Duration(i+1)*time.Minute), ""
+		if s.name == "late" {
+			step.ID = id(5)
+		}
+		step.Descend(s.lineage)
+		n.snapshots = append(n.snapshots, store.Info{Name: s.name, Manifest: &step, Sizes: store.Sizes{Own: 5 << 20, Shared: 1104 << 20}})
+	}
+	n.vms[0].record.Lineage = []string{id(2), id(1)}
+	n.vms[1].record.Lineage = []string{m.ID}
 	n.images = []Image{{Name: "debian", Manifest: image.Manifest{
 		Schema: image.Schema, ID: strings.Repeat("ab", 32), CreatedAt: epoch, KernelRelease: "6.12.117+deb12-cloud-amd64", Mode: "handover",
 		Files: map[image.Part]image.FileInfo{image.Kernel: {Size: 40 << 20}, image.Rootfs: {Size: 1 << 30}},
@@ -122,7 +145,7 @@ func (n *fakeNode) Boot(_ context.Context, image string, o node.Options) (VM, er
 }
 
 func (n *fakeNode) Restore(_ context.Context, name string, o node.Options) (VM, error) {
-	if _, err := n.SnapshotManifest(name); err != nil {
+	if _, err := n.InspectSnapshot(name); err != nil {
 		return nil, err
 	}
 	return n.make(o, func(r *node.Record) { r.Snapshot = name })
@@ -151,21 +174,39 @@ func (n *fakeNode) Find(ref string) (VM, error) {
 
 func (n *fakeNode) Snapshots() ([]store.Info, error) { return n.snapshots, nil }
 
-func (n *fakeNode) SnapshotManifest(name string) (*snapshot.Manifest, error) {
+// id is one for a snapshot.
+func id(i int) string { return fmt.Sprintf("%032x", i) }
+
+func (n *fakeNode) InspectSnapshot(name string) (store.Info, error) {
 	for _, s := range n.snapshots {
 		if s.Name == name && s.Err != nil {
-			return nil, failure.New(failure.SnapshotCorrupt, "snapshot: %w", s.Err)
+			return store.Info{}, failure.New(failure.SnapshotCorrupt, "snapshot: %w", s.Err)
 		}
 		if s.Name == name {
-			return s.Manifest, nil
+			return s, nil
 		}
 	}
-	return nil, failure.New(failure.SnapshotNotFound, "snapshot: %s: not found", name)
+	return store.Info{}, failure.New(failure.SnapshotNotFound, "snapshot: %s: not found", name)
 }
 
-func (n *fakeNode) VerifySnapshot(_ context.Context, name string) error {
-	_, err := n.SnapshotManifest(name)
+func (n *fakeNode) CheckSnapshot(_ context.Context, name string, v *store.Verification) error {
+	info, err := n.InspectSnapshot(name)
+	if err == nil {
+		v.Progress(info.Manifest.LayerBytes())
+	}
 	return err
+}
+
+func (n *fakeNode) DiffSnapshots(_ context.Context, a, b string) (*store.Difference, error) {
+	for _, name := range []string{a, b} {
+		if _, err := n.InspectSnapshot(name); err != nil {
+			return nil, err
+		}
+	}
+	return &store.Difference{
+		Memory: []layer.Range{{Start: 10, Count: 2}, {Start: 70000, Count: 300}},
+		Disks:  []store.DiskDifference{{ID: "root", Blocks: []layer.Range{{Start: 5, Count: 1}}}, {ID: "scratch"}},
+	}, nil
 }
 
 func (n *fakeNode) RemoveSnapshot(name string) error {
@@ -276,9 +317,14 @@ func (vm *fakeVM) Snapshot(_ context.Context, name, task string) (*node.Snapshot
 	if name == "full" {
 		return nil, failure.New(failure.NoSpace, "write layer: no space left on device")
 	}
-	m := *vm.node.snapshots[1].Manifest
+	if name == "" {
+		name = vm.record.Name + "-1"
+	}
+	info := vm.node.snapshots[1]
+	m := *info.Manifest
 	m.Name, m.Task = name, task
-	return &node.Snapshot{Manifest: &m, Pause: 1500 * time.Microsecond}, nil
+	info.Name, info.Manifest = name, &m
+	return &node.Snapshot{Info: info, Pause: 1500 * time.Microsecond}, nil
 }
 
 func (vm *fakeVM) Fork(_ context.Context, options []node.Options) ([]Child, error) {

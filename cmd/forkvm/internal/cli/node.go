@@ -7,7 +7,6 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/node"
-	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm"
 )
@@ -30,8 +29,9 @@ type Machines interface {
 // Snapshots keeps frozen VMs.
 type Snapshots interface {
 	Snapshots() ([]store.Info, error)
-	SnapshotManifest(name string) (*snapshot.Manifest, error)
-	VerifySnapshot(ctx context.Context, name string) error
+	InspectSnapshot(name string) (store.Info, error)
+	CheckSnapshot(ctx context.Context, name string, v *store.Verification) error
+	DiffSnapshots(ctx context.Context, a, b string) (*store.Difference, error)
 	RemoveSnapshot(name string) error
 }
 
@@ -74,6 +74,7 @@ type Life interface {
 
 // Copier makes more of a VM.
 type Copier interface {
+	// Snapshot makes up a name if it is given none.
 	Snapshot(ctx context.Context, name, task string) (*node.Snapshot, error)
 	Fork(ctx context.Context, children []node.Options) ([]Child, error)
 }

@@ -20,6 +20,22 @@ func (a *app) spin(what string, do func() error) error {
 	return err
 }
 
+// measure does something about a number of bytes, which says how far it is, and
+// shows that where somebody looks.
+func (a *app) measure(what string, total int64, do func(advance func(bytes int64)) error) error {
+	if !a.showsProgress() || total == 0 {
+		return do(func(int64) {})
+	}
+	p := mpb.New(mpb.WithOutput(a.Stderr), mpb.WithWidth(40), mpb.WithAutoRefresh())
+	bar := p.New(total, mpb.BarStyle(), mpb.BarRemoveOnComplete(),
+		mpb.PrependDecorators(decor.Name(what+" ")),
+		mpb.AppendDecorators(decor.CountersKibiByte("% .1f of % .1f ")))
+	err := do(func(bytes int64) { bar.IncrInt64(bytes) })
+	bar.Abort(true) // does nothing if it is complete
+	p.Wait()
+	return err
+}
+
 // showsProgress: on a terminal, unless it is unwanted or nobody is there.
 func (a *app) showsProgress() bool {
 	return a.StderrTerminal && !a.quiet && a.User.Getenv("NO_COLOR") == "" && a.User.Getenv("CI") == ""

@@ -16,14 +16,51 @@ import (
 )
 
 func (a *app) snapshotVerbs() *cobra.Command {
+	var task string
 	cmd := &cobra.Command{
-		Use:   "snapshot",
-		Short: "Take, list, show and remove snapshots",
-		Args:  cobra.ArbitraryArgs,
-		RunE:  groupHelp,
+		Use:     "snapshot [flags] VM [NAME]",
+		Short:   "Freeze a running VM as a snapshot; the VM goes on",
+		Example: "  forkvm snapshot vm-1\n  forkvm snapshot vm-1 task-1 --task fix-the-parser\n  forkvm snapshot ls",
+		Args:    upTo("VM", "NAME"),
 	}
-	cmd.AddCommand(a.takeVerb(), a.snapshotListVerb(), a.snapshotInspectVerb(), a.snapshotVerifyVerb(), a.snapshotRemoveVerb())
-	return cmd
+	cmd.Flags().StringVar(&task, "task", "", "the task that it is for; noted in the snapshot")
+	take := a.onNode(func(ctx context.Context, n Node, args []string) error {
+		name := ""
+		if len(args) > 1 {
+			name = args[1]
+			if err := snapshot.CheckName(name); err != nil {
+				return failure.New(failure.InvalidArgument, "snapshot name %q: %w", name, err)
+			}
+		}
+		return a.takeSnapshot(ctx, n, args[0], name, task)
+	})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		return take(cmd, args)
+	}
+	cmd.AddCommand(a.snapshotListVerb(), a.snapshotInspectVerb(), a.snapshotCheckVerb(), a.snapshotRemoveVerb())
+	return a.withOutput(cmd)
+}
+
+func (a *app) takeSnapshot(ctx context.Context, n Node, ref, name, task string) error {
+	vm, err := n.Find(ref)
+	if err != nil {
+		return err
+	}
+	taken, err := vm.Snapshot(ctx, name, task)
+	if err != nil {
+		return err
+	}
+	if !a.format.Machine() {
+		_, err := fmt.Fprintln(a.Stdout, taken.Info.Name)
+		return err
+	}
+	v := viewOfSnapshot(taken.Info)
+	pause := float64(taken.Pause) / float64(time.Millisecond)
+	v.PauseMS = &pause
+	return output.WriteObject(a.Stdout, a.format, v)
 }
 
 // snapshotView is a snapshot as the command line lists it. inspect has all of it.
@@ -37,12 +74,23 @@ type snapshotView struct {
 	Image       string    `json:"image,omitempty"`
 	CPUs        int       `json:"cpus"`
 	MemoryBytes uint64    `json:"memory_bytes"`
-	// SizeBytes is what its files hold, layers that others share included.
-	SizeBytes    int64 `json:"size_bytes"`
-	MemoryLayers int   `json:"memory_layers"`
+	snapshotSizes
+	MemoryLayers int `json:"memory_layers"`
 	// PauseMS is how long the guest stood still, of a snapshot just taken.
 	PauseMS *float64       `json:"pause_ms,omitempty"`
 	Error   *failure.Error `json:"error,omitempty"`
+}
+
+// snapshotSizes are the space that a snapshot's files occupy. Removing it gives
+// OwnBytes back; the rest is in files that others have too.
+type snapshotSizes struct {
+	OwnBytes    int64 `json:"own_bytes"`
+	SharedBytes int64 `json:"shared_bytes"`
+	TotalBytes  int64 `json:"total_bytes"`
+}
+
+func viewOfSizes(s store.Sizes) snapshotSizes {
+	return snapshotSizes{OwnBytes: s.Own, SharedBytes: s.Shared, TotalBytes: s.Total()}
 }
 
 const snapshotSchema = "forkvm/snapshot-summary/v1"
@@ -58,15 +106,7 @@ func viewOfSnapshot(s store.Info) snapshotView {
 	}
 	v.ID, v.Created, v.Parent, v.Task, v.Image = m.ID, m.Created.UTC(), m.Parent, m.Task, m.Image
 	v.CPUs, v.MemoryBytes, v.MemoryLayers = m.Guest.CPUs, m.Guest.MemoryBytes, len(m.Memory)
-	v.SizeBytes = m.State.Bytes
-	for _, l := range m.Memory {
-		v.SizeBytes += l.Bytes
-	}
-	for _, d := range m.Disks {
-		for _, l := range d.Layers {
-			v.SizeBytes += l.Bytes
-		}
-	}
+	v.snapshotSizes = viewOfSizes(s.Sizes)
 	return v
 }
 
@@ -80,39 +120,6 @@ func damage(err error) *failure.Error {
 		return failure.New(failure.SnapshotCorrupt, "%w", err)
 	}
 	return explain(err)
-}
-
-func (a *app) takeVerb() *cobra.Command {
-	var task string
-	cmd := &cobra.Command{
-		Use:     "take [flags] VM NAME",
-		Short:   "Freeze a running VM as a snapshot; the VM goes on",
-		Example: "  forkvm snapshot take vm-1 task-1 --task fix-the-parser",
-		Args:    needs("VM", "NAME"),
-	}
-	cmd.Flags().StringVar(&task, "task", "", "the task that it is for; noted in the snapshot")
-	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
-		if err := snapshot.CheckName(args[1]); err != nil {
-			return failure.New(failure.InvalidArgument, "snapshot name %q: %w", args[1], err)
-		}
-		vm, err := n.Find(args[0])
-		if err != nil {
-			return err
-		}
-		taken, err := vm.Snapshot(ctx, args[1], task)
-		if err != nil {
-			return err
-		}
-		if !a.format.Machine() {
-			_, err := fmt.Fprintln(a.Stdout, args[1])
-			return err
-		}
-		v := viewOfSnapshot(store.Info{Name: args[1], Manifest: taken.Manifest})
-		pause := float64(taken.Pause) / float64(time.Millisecond)
-		v.PauseMS = &pause
-		return output.WriteObject(a.Stdout, a.format, v)
-	})
-	return a.withOutput(cmd)
 }
 
 func (a *app) snapshotListVerb() *cobra.Command {
@@ -136,14 +143,14 @@ func (a *app) snapshotListVerb() *cobra.Command {
 func (a *app) snapshotList(views []snapshotView) output.List[snapshotView] {
 	now := a.Now()
 	return output.List[snapshotView]{
-		Header: []string{"NAME", "TASK", "IMAGE", "CPUS", "MEMORY", "SIZE", "CREATED"},
+		Header: []string{"NAME", "TASK", "IMAGE", "CPUS", "MEMORY", "OWN", "TOTAL", "CREATED"},
 		Row: func(v snapshotView) []string {
 			if v.Error != nil {
-				return []string{v.Name, "", "", "", "", "", string(v.Error.Code)}
+				return []string{v.Name, "", "", "", "", "", "", string(v.Error.Code)}
 			}
 			return []string{
 				v.Name, v.Task, v.Image, strconv.Itoa(v.CPUs), output.Size(int64(v.MemoryBytes)),
-				output.Size(v.SizeBytes), output.Age(now.Sub(v.Created)),
+				output.Size(v.OwnBytes), output.Size(v.TotalBytes), output.Age(now.Sub(v.Created)),
 			}
 		},
 		Name:  func(v snapshotView) string { return v.Name },
@@ -151,18 +158,36 @@ func (a *app) snapshotList(views []snapshotView) output.List[snapshotView] {
 	}
 }
 
+// snapshotDetails is all that is known of a snapshot.
+type snapshotDetails struct {
+	Schema string `json:"schema"`
+	Name   string `json:"name"`
+	snapshotSizes
+	// VMs have this as the snapshot that they last took or came from.
+	VMs      []vmAt             `json:"vms"`
+	Manifest *snapshot.Manifest `json:"manifest"`
+}
+
 func (a *app) snapshotInspectVerb() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "inspect [flags] NAME...",
-		Short: "Show snapshots' manifests, as a JSON array",
+		Short: "Show sizes, VMs and manifests of snapshots, as a JSON array",
 		Args:  needs("NAME..."),
 	}
-	cmd.RunE = a.onNode(func(_ context.Context, n Node, names []string) error {
-		l := output.List[*snapshot.Manifest]{Name: func(m *snapshot.Manifest) string { return m.Name }}
+	cmd.RunE = a.onNode(func(ctx context.Context, n Node, names []string) error {
+		vms, err := n.List()
+		if err != nil {
+			return err
+		}
+		at := placeVMs(ctx, vms, func(string) bool { return true })
+		l := output.List[snapshotDetails]{Name: func(d snapshotDetails) string { return d.Name }}
 		failed := a.each(names, func(name string) error {
-			m, err := n.SnapshotManifest(name)
+			info, err := n.InspectSnapshot(name)
 			if err == nil {
-				l.Items = append(l.Items, m)
+				l.Items = append(l.Items, snapshotDetails{
+					Schema: "forkvm/snapshot-details/v1", Name: name, snapshotSizes: viewOfSizes(info.Sizes),
+					VMs: append([]vmAt{}, at[info.Manifest.ID]...), Manifest: info.Manifest,
+				})
 			}
 			return err
 		})
@@ -177,11 +202,6 @@ func (a *app) snapshotInspectVerb() *cobra.Command {
 func (a *app) snapshotRemoveVerb() *cobra.Command {
 	return a.namedVerb("rm NAME...", "Remove snapshots; VMs made from them go on",
 		func(_ context.Context, n Node, name string) error { return n.RemoveSnapshot(name) })
-}
-
-func (a *app) snapshotVerifyVerb() *cobra.Command {
-	return a.namedVerb("verify NAME...", "Read all of a snapshot and compare it with its checksums",
-		func(ctx context.Context, n Node, name string) error { return n.VerifySnapshot(ctx, name) })
 }
 
 // namedVerb is a verb that does one thing to each name that it is given, and
