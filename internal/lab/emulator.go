@@ -2,7 +2,6 @@ package lab
 
 import (
 	"bytes"
-	"context"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -27,8 +26,13 @@ type emulator struct {
 	faulty bool
 }
 
-// findEmulator returns this machine's emulator: a copy in the cache with its faults mended, when we know how.
-func findEmulator(ctx context.Context, c cache) (emulator, error) {
+// findEmulator returns this machine's emulator for a lab machine with so many processors: a copy in the cache with its faults
+// mended, when we know how.
+func findEmulator(c cache, cpus int) (emulator, error) {
+	repairs := faults
+	if cpus == 1 {
+		repairs = append(repairs[:len(repairs):len(repairs)], slowPause)
+	}
 	original, err := findProgram(emulatorName)
 	if err != nil {
 		return emulator{}, err
@@ -75,9 +79,9 @@ type repair struct {
 	code, replacement string
 }
 
-// repairs are of QEMU 7.2's emulation of SVM, where its source (target/i386/tcg/sysemu/svm_helper.c and target/i386/cpu.c)
+// faults are of QEMU 7.2's emulation of SVM, where its source (target/i386/tcg/sysemu/svm_helper.c and target/i386/cpu.c)
 // departs from the AMD64 Architecture Programmer's Manual, volume 2, chapter 15. docs/lab.md tells what each did to guests.
-var repairs = []repair{
+var faults = []repair{
 	{
 		fault: "an interrupt that ends VMRUN in an interrupt shadow loses the shadow: hold it back for that one instruction",
 		code: "89 ce 83 e6 0a 83 fe 0a 74 17 f6 c1 08 75 .. f6 80 .. .. .. .. 02 74 .. f6 80 .. .. .. .. 08 75 .. " +
@@ -100,6 +104,15 @@ var repairs = []repair{
 		code:        "81 a3 .. .. ff ff ff fe ff ff c7 83",
 		replacement: "f0 0f ba b3 @2 @3 @4 @5 08 90",
 	},
+}
+
+// slowPause is no fault but a good idea for several processors that share a thread: a PAUSE leaves the emulator's loop, so that
+// another one gets its turn. With one processor it costs a thousand times what it counts, and guests with several vCPUs
+// wait for each other in loops of PAUSE. Without it they do so at full speed.
+var slowPause = repair{
+	fault:       "PAUSE leaves the emulator's loop",
+	code:        "41 83 e5 01 0f 84 .. .. .. .. 80 78 68 00 0f 85 .. .. .. .. 48 8b 1c 24 48 89 df",
+	replacement: ".. .. .. .. 90 e9",
 }
 
 // mend applies all repairs to the image of a program, or none: each must find its code exactly once.

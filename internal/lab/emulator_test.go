@@ -53,7 +53,7 @@ func TestRepairsFitDebian12(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !mend(image, repairs) {
+	if !mend(image, append(faults[:len(faults):len(faults)], slowPause)) {
 		t.Error("this build of QEMU is not known to the table of repairs; the lab may hang (docs/lab.md, \"The emulator's faults\")")
 	}
 }

@@ -49,7 +49,7 @@ func Start(ctx context.Context, config Config) (*Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
-	e, err := findEmulator(ctx, c)
+	e, err := findEmulator(c, config.CPUs)
 	if err != nil {
 		return nil, err
 	}
