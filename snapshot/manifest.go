@@ -86,7 +86,7 @@ type LayerRef struct {
 	Bytes  int64  `json:"bytes"`  // length of the file
 	Units  uint64 `json:"units"`  // pages or blocks of 4096 that the layer spans
 	Stored uint64 `json:"stored"` // of these, with data in the file
-	// Checksum of a raw image's content ("crc32c:" and 8 hex digits); the
+	// Checksum of a raw image's content (see IsRawChecksum); the
 	// other format carries its own.
 	Checksum string `json:"checksum,omitempty"`
 }

@@ -173,6 +173,7 @@ func TestManifestValidate(t *testing.T) {
 		{"layer format", func(m *Manifest) { m.Disks[0].Layers[1].Format = "qcow2" }, "qcow2"},
 		{"layer stored", func(m *Manifest) { m.Memory[0].Stored = 1 << 30 }, "stored"},
 		{"layer checksum", func(m *Manifest) { m.Memory[0].Checksum = "x" }, "checksum"},
+		{"raw with half a checksum", func(m *Manifest) { m.Disks[0].Layers[0].Checksum = "crc32c:0123abcd/" }, "checksum"},
 		{"raw without checksum", func(m *Manifest) { m.Disks[0].Layers[0].Checksum = "" }, "checksum"},
 		{"raw larger than the disk (C4)", func(m *Manifest) { m.Disks[0].Layers[0].Bytes = 16 << 30 }, "raw"},
 		{"layer larger than the disk (C4)", func(m *Manifest) { m.Disks[0].Layers[1].Units++ }, "blocks"},

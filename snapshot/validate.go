@@ -184,11 +184,16 @@ func (d Disk) checkLayer(l LayerRef) error {
 	return nil
 }
 
-// IsRawChecksum reports whether text has the form of a raw image's checksum.
+// IsRawChecksum reports whether text has the form of a raw image's checksum:
+// "crc32c:", 8 hex digits for the content and, after a slash, 8 for the samples,
+// which earlier builds left out.
 func IsRawChecksum(text string) bool {
-	sum, ok := strings.CutPrefix(text, "crc32c:")
-	return ok && len(sum) == 8 && isHex(sum)
+	sums, ok := strings.CutPrefix(text, "crc32c:")
+	content, samples, both := strings.Cut(sums, "/")
+	return ok && isSum(content) && (!both || isSum(samples))
 }
+
+func isSum(text string) bool { return len(text) == 8 && isHex(text) }
 
 func validateStack(stack []LayerRef, files fileSet, check func(LayerRef) error) error {
 	if len(stack) > MaxLayers {

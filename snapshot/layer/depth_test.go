@@ -95,7 +95,7 @@ func TestDeepReadCost(t *testing.T) {
 	testkit.RequireKVM(t)
 	testkit.RequireCounted(t)
 	for _, run := range []int{1, 16} {
-		p := pile{size: 64 << 20, depth: 50, run: run}
+		p := pile{size: 16 << 20, depth: 50, run: run}
 		grown := p.grow(t)
 		one := flat(t, grown)
 		for name, deep := range map[string]*Disk{"grown": grown, "opened": reopen(t, grown)} {
@@ -180,7 +180,7 @@ func (h history) make(t testing.TB) *Disk {
 var histories = []history{
 	{size: 64 << 20, written: 10},
 	{size: 1 << 40, written: 10},
-	{size: 1 << 40, layers: 100, written: 20_000, discards: 5_000},
+	{size: 1 << 40, layers: 50, written: 5_000, discards: 1_000},
 }
 
 // The same bytes are allocated for a freeze whatever was written before: nothing

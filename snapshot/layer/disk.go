@@ -59,6 +59,7 @@ type Disk struct {
 	places blockMap
 	zeros  blockSet
 	top    top
+	whole  [UnitSize]byte // a block that is written in part, on its way
 
 	syncs syncState
 }

@@ -477,18 +477,36 @@ func TestDiskBaseShrinks(t *testing.T) {
 	}
 }
 
-// Discarded space goes back to the file system and slots are used again.
+// Discarded space goes back to the file system and slots are used again; so it
+// is with zeroes, whose blocks in part are written.
 func TestDiscardGivesSpaceBack(t *testing.T) {
 	const size = 64 << 20
 	d := newDisk(t, DiskConfig{Size: size})
 	data := filled(8 << 20)
-	for range 4 {
+	for round := range 4 {
 		if _, err := d.WriteAt(data, 0); err != nil {
 			t.Fatal(err)
 		}
 		full := must(d.Usage())(t)
 		if full.TopBlocks != uint64(len(data)/UnitSize) || full.TopBytes < int64(len(data)) || full.TopBytes > int64(len(data))+1<<20 {
 			t.Fatalf("usage %+v", full)
+		}
+		give := d.Discard
+		if round%2 == 1 {
+			give = d.WriteZeroes
+		}
+		if err := give(UnitSize/2, size-UnitSize/2); err != nil {
+			t.Fatal(err)
+		}
+		if u := must(d.Usage())(t); u.TopBlocks != 1 || u.TopBytes > 1<<20 {
+			t.Fatalf("usage %+v with half a block left", u)
+		}
+		first := make([]byte, UnitSize)
+		if _, err := d.ReadAt(first, 0); err != nil || !bytes.Equal(first[:UnitSize/2], data[:UnitSize/2]) {
+			t.Fatalf("what was in front is not as it was, %v", err)
+		}
+		if zeroed := bytes.Equal(first[UnitSize/2:], make([]byte, UnitSize/2)); zeroed != (round%2 == 1) {
+			t.Errorf("half a block in front: zero %v", zeroed)
 		}
 		if err := d.Discard(0, size); err != nil {
 			t.Fatal(err)

@@ -162,7 +162,7 @@ func (d *Disk) notInTop(block, limit uint64) uint64 {
 
 // writePartial puts p into a block that the top does not have.
 func (d *Disk) writePartial(p []byte, block uint64, in int64) (int, error) {
-	whole := make([]byte, UnitSize)
+	whole := d.whole[:]
 	if _, err := d.readLocked(whole, int64(block)*UnitSize); err != nil {
 		return 0, err
 	}

@@ -367,6 +367,27 @@ func TestOpenRawTagC4(t *testing.T) {
 	if _, err := OpenRawWith(writeFile(t, a), RawOptions{ID: l.ID()}); err != nil {
 		t.Error(err)
 	}
+	// With the checksum known the tag is not computed.
+	known := RawOptions{ID: l.ID(), Checksum: must(l.RawChecksum(context.Background()))(t)}
+	if again, err := OpenRawWith(writeFile(t, a), known); err != nil || again.ID() != l.ID() {
+		t.Errorf("the image itself: %v", err)
+	}
+	for _, other := range [][]byte{b, a[:len(a)-UnitSize], append(filled(1), a[1:]...)} {
+		if _, err := OpenRawWith(writeFile(t, other), known); !errors.Is(err, snapshot.ErrChecksum) {
+			t.Errorf("other image accepted: %v", err)
+		}
+	}
+	// Earlier builds knew the checksum of the content only.
+	known.Checksum, _, _ = strings.Cut(known.Checksum, "/")
+	if old, err := OpenRawWith(writeFile(t, a), known); err != nil || old.Verify(context.Background()) != nil {
+		t.Errorf("checksum in the old form: %v", err)
+	}
+	if _, err := OpenRawWith(writeFile(t, b), known); !errors.Is(err, snapshot.ErrChecksum) {
+		t.Errorf("other image accepted: %v", err)
+	}
+	if _, err := OpenRawWith(writeFile(t, a), RawOptions{ID: "x", Checked: true}); err == nil {
+		t.Error("an image that was checked against nothing was accepted")
+	}
 }
 
 func TestRawChecksum(t *testing.T) {

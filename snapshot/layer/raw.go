@@ -8,9 +8,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"hash/crc32"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -36,8 +38,8 @@ func (r *rawInfo) known() string {
 type RawOptions struct {
 	// ID that the image must have; "" accepts any.
 	ID string
-	// Checksum of the content as RawChecksum returns it; "" if unknown. It is
-	// checked by Verify, not on opening.
+	// Checksum of the content as RawChecksum returns it; "" if unknown. On opening
+	// it is held against samples of the content, all of it is Verify's business.
 	Checksum string
 	// Checked says that who hands the file over has held it against ID already,
 	// so that its samples need not be read again.
@@ -76,11 +78,16 @@ func OpenRawWith(f *os.File, o RawOptions) (*Layer, error) {
 	}}, nil
 }
 
-// identify returns the image's ID, from the file unless that was done before.
+// identify returns the image's ID. An image that is known already is looked at
+// only as far as it takes to notice another one.
 func (o RawOptions) identify(f *os.File, size int64) (string, error) {
-	if o.Checked {
-		_, err := parseID(o.ID)
-		return o.ID, err
+	if o.ID != "" {
+		if _, err := parseID(o.ID); err != nil || o.Checked {
+			return o.ID, err
+		}
+		if _, want, ok := strings.Cut(o.Checksum, "/"); ok {
+			return o.ID, checkSamples(f, size, want)
+		}
 	}
 	id, err := rawTag(f, size)
 	if err == nil && o.ID != "" && o.ID != id {
@@ -89,35 +96,54 @@ func (o RawOptions) identify(f *os.File, size int64) (string, error) {
 	return id, err
 }
 
-// rawTag hashes the size, the first 64 KiB (partition tables, superblocks with
-// their UUIDs and times), the last 4 KiB and 16 blocks spread evenly.
+// rawTag is the ID of an image that nothing is known of.
 func rawTag(f *os.File, size int64) (string, error) {
 	h := sha256.New()
 	io.WriteString(h, "forkvm raw image v1")
-	binary.Write(h, binary.LittleEndian, uint64(size))
+	err := writeSamples(h, f, size)
+	return hex.EncodeToString(h.Sum(nil)[:16]), err
+}
+
+// checkSamples compares the samples with their checksum: hashing them as rawTag
+// does would be the dearest part of a clone's start.
+func checkSamples(f *os.File, size int64, want string) error {
+	got, err := sampleSum(f, size)
+	if err == nil && got != want {
+		err = fmt.Errorf("%w: samples %s, want %s", snapshot.ErrChecksum, got, want)
+	}
+	return err
+}
+
+func sampleSum(f *os.File, size int64) (string, error) {
+	h := crc32.New(castagnoli)
+	err := writeSamples(h, f, size)
+	return fmt.Sprintf("%08x", h.Sum32()), err
+}
+
+// writeSamples writes the size, the first 64 KiB (partition tables, superblocks
+// with their UUIDs and times), 16 blocks spread evenly and the last 4 KiB.
+func writeSamples(h hash.Hash, f *os.File, size int64) error {
+	h.Write(binary.LittleEndian.AppendUint64(nil, uint64(size)))
 	buf := make([]byte, 64<<10)
 	sample := func(off int64, n int) error {
 		n = int(min(int64(n), size-off))
 		if _, err := f.ReadAt(buf[:n], off); err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		binary.Write(h, binary.LittleEndian, uint64(off))
+		h.Write(binary.LittleEndian.AppendUint64(nil, uint64(off)))
 		h.Write(buf[:n])
 		return nil
 	}
 	if err := sample(0, len(buf)); err != nil {
-		return "", err
+		return err
 	}
 	blocks := size / UnitSize
 	for i := range int64(16) {
 		if err := sample(blocks/16*i*UnitSize, UnitSize); err != nil {
-			return "", err
+			return err
 		}
 	}
-	if err := sample(max(0, size-UnitSize), UnitSize); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+	return sample(max(0, size-UnitSize), UnitSize)
 }
 
 // KnownChecksum is the checksum of a raw image's content if it is known, else
@@ -130,9 +156,10 @@ func (l *Layer) KnownChecksum() string {
 }
 
 // RawChecksum returns the checksum of a raw image's whole content, reading it
-// (but not its holes) the first time if it is not known. It is the CRC-32C
-// over, for each 1 MiB chunk that is not all zeros, the chunk's index (u64)
-// and CRC-32C (u32), so that holes and written zeros count the same.
+// (but not its holes) the first time if it is not known. It has two parts. The
+// first is the CRC-32C over, for each 1 MiB chunk that is not all zeros, the
+// chunk's index (u64) and CRC-32C (u32), so that holes and written zeros count
+// the same. The second is that of the samples which opening looks at.
 func (l *Layer) RawChecksum(ctx context.Context) (string, error) {
 	if l.raw == nil {
 		return "", fmt.Errorf("checksum layer (%s): %w: not a raw image", l.id, snapshot.ErrInvalid)
@@ -178,7 +205,8 @@ func rawChecksum(ctx context.Context, f *os.File, size int64) (string, error) {
 		}
 		off += n
 	}
-	return fmt.Sprintf("crc32c:%08x", sum.Sum32()), nil
+	samples, err := sampleSum(f, size)
+	return fmt.Sprintf("crc32c:%08x/%s", sum.Sum32(), samples), err
 }
 
 // nextData finds the first run of data at or after off: [start, end). Without
