@@ -18,8 +18,10 @@ const DefaultMappings = 8192
 
 // Config says what a memory is made of.
 type Config struct {
-	Size   uint64  // bytes, see Layout
-	Layers []Layer // bottom first; none: all zeros. New duplicates the descriptors it needs
+	Size uint64 // bytes, see Layout
+	// Layers are bottom first; none: all zeros. New duplicates the descriptors it
+	// needs; Reset needs the files themselves, as long as it may be called.
+	Layers []Layer
 	// Mappings bounds the number of host mappings, 0 means DefaultMappings.
 	// Extents that do not fit into it are copied instead, the shortest first.
 	Mappings int
@@ -41,6 +43,8 @@ type Memory struct {
 	budget  int
 	// sources are the layers' files, nil where only mappings use it any more.
 	sources []*os.File
+	// origin is where Reset goes back to.
+	origin originState
 	// view is what the memory contains apart from private pages that were
 	// written. It covers all pages and is merged.
 	view []piece
@@ -103,6 +107,7 @@ func (m *Memory) construct(layers []Layer) (err error) {
 		}
 		m.view = overlay(m.view, layerPieces(l.Extents, source), appendMerged)
 	}
+	m.origin = originState{view: m.view, files: filesOf(layers)}
 	if err := m.fill(); err != nil {
 		return err
 	}

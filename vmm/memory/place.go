@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -48,10 +49,18 @@ func (m *Memory) releaseSources(first int, copied []piece) {
 	}
 	for i := first; i < len(m.sources); i++ {
 		if !needed[i] {
-			m.sources[i].Close()
+			closeAll(m.sources[i : i+1])
 			m.sources[i] = nil
 		}
 	}
+}
+
+// file is what the pieces of a source are mapped and read from.
+func (m *Memory) file(source int) *os.File {
+	if f := m.sources[source]; f != nil {
+		return f
+	}
+	return m.origin.files[source]
 }
 
 // choose splits pieces into those to map and those to copy, both ascending in
@@ -73,17 +82,24 @@ func (m *Memory) mapPiece(p piece) error {
 	if p.zero() {
 		return m.mapping.MapZero(p.start*PageSize, p.count*PageSize)
 	}
-	return m.mapping.MapFile(p.start*PageSize, p.count*PageSize, m.sources[p.source], p.offset)
+	return m.mapping.MapFile(p.start*PageSize, p.count*PageSize, m.file(p.source), p.offset)
 }
 
 // copyIn reads the contents of a piece into private pages.
 func (m *Memory) copyIn(p piece) error {
-	return m.readSource(p, m.ram[p.start*PageSize:p.end()*PageSize])
+	pages := m.ram[p.start*PageSize : p.end()*PageSize]
+	if p.zero() {
+		return m.guard(func() error {
+			clear(pages)
+			return nil
+		})
+	}
+	return m.readSource(p, pages)
 }
 
 // readSource fills buf from where piece p begins.
 func (m *Memory) readSource(p piece, buf []byte) error {
-	f := m.sources[p.source]
+	f := m.file(p.source)
 	_, err := f.ReadAt(buf, p.offset)
 	if errors.Is(err, io.EOF) {
 		err = ErrBackingLost // it was long enough when it was checked
@@ -115,6 +131,19 @@ func (b bitmap) clear(p piece) {
 	for n := p.start; n < p.end(); n++ {
 		b[n/64] &^= 1 << (n % 64)
 	}
+}
+
+// run returns the first page after start, at most end, for which the answer of
+// has is another one.
+func (b bitmap) run(start, end uint64) uint64 {
+	if b == nil {
+		return end
+	}
+	n := start + 1
+	for n < end && b.has(n) == b.has(start) {
+		n++
+	}
+	return n
 }
 
 func (b bitmap) has(n uint64) bool {

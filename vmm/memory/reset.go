@@ -1,0 +1,235 @@
+package memory
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reset puts the contents back to those of the layers that the memory was made
+// from, or that ResetTo gave it last. What was written since is gone, frozen or
+// not; layers that Freeze returned are their owners'. The mapping stays where it
+// is, and so does everything in it that nobody wrote: as long as nothing was
+// frozen, only private pages are touched.
+//
+// Nobody may access guest memory meanwhile. After an error the contents are
+// undefined, and the memory is good for nothing but Close.
+func (m *Memory) Reset() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.resetLocked(); err != nil {
+		return fmt.Errorf("reset memory: %w", err)
+	}
+	return nil
+}
+
+// ResetTo is Reset to other layers, bottom first, for memory of the same size.
+// Layers that the memory was based on are recognised by their files; what comes
+// from them stays mapped. Errors as New's and Reset's; after a *LayerError
+// nothing has changed.
+func (m *Memory) ResetTo(layers []Layer) error {
+	for i, l := range layers {
+		if err := checkLayer(i, l, m.pages); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.Load() {
+		return m.errClosed("reset")
+	}
+	m.rebaseLocked(layers)
+	if err := m.resetLocked(); err != nil {
+		return fmt.Errorf("reset memory: %w", err)
+	}
+	return nil
+}
+
+// originState is what Reset goes back to.
+type originState struct {
+	view []piece
+	// files are the layers' own, by the numbers that their sources have in view.
+	files []*os.File
+}
+
+func filesOf(layers []Layer) (files []*os.File) {
+	for _, l := range layers {
+		if l.File != nil {
+			files = append(files, l.File)
+		}
+	}
+	return files
+}
+
+// resetLocked makes the contents those of origin.
+func (m *Memory) resetLocked() error {
+	if m.closed.Load() {
+		return os.ErrClosed
+	}
+	var rest []piece
+	if &m.view[0] != &m.origin.view[0] { // otherwise nothing was mapped since
+		var err error
+		m.view = m.origin.view
+		if rest, err = m.place(differing(m.view, m.mapped)); err != nil {
+			return err
+		}
+		m.mapped, m.copied = joined(m.mapped), nil
+		closeAll(m.sources[len(m.origin.files):])
+		m.sources = m.sources[:len(m.origin.files)]
+		if err := m.advise(); err != nil {
+			return err
+		}
+	}
+	if err := m.revertLocked(); err != nil {
+		return err
+	}
+	for _, p := range rest {
+		if err := m.copyIn(p); err != nil {
+			return err
+		}
+	}
+	m.markCopied(rest)
+	return nil
+}
+
+// revertLocked gives every private page the contents that view says: by giving it
+// back, so that what is mapped below shows again, or by copying where something
+// else is mapped.
+func (m *Memory) revertLocked() error {
+	private, err := m.scan(m)
+	if err != nil {
+		return err
+	}
+	for _, r := range private {
+		for start := r.start; start < r.end; {
+			end := m.copied.run(start, r.end)
+			if m.copied.has(start) {
+				err = m.recopy(pageRange{start, end})
+			} else {
+				err = m.mapping.Advise(start*PageSize, (end-start)*PageSize, unix.MADV_DONTNEED)
+			}
+			if err != nil {
+				return err
+			}
+			start = end
+		}
+	}
+	return nil
+}
+
+// recopy fills pages from where view says that they come from.
+func (m *Memory) recopy(r pageRange) error {
+	for start := r.start; start < r.end; {
+		p := m.view[find(m.view, start)].from(start)
+		p = p.until(min(p.end(), r.end))
+		if err := m.copyIn(p); err != nil {
+			return err
+		}
+		start = p.end()
+	}
+	return nil
+}
+
+// rebaseLocked makes the stack of layers the origin. What is mapped stays as it
+// is, known by the new numbers of its sources.
+func (m *Memory) rebaseLocked(layers []Layer) {
+	numbers := make(map[int]int) // of sources, old to new
+	view := []piece{{count: m.pages, source: noSource}}
+	number := 0
+	for _, l := range layers {
+		source := noSource
+		if l.File != nil {
+			source = number
+			if was := m.sourceOf(l.File); was != noSource {
+				numbers[was] = source
+			}
+			number++
+		}
+		view = overlay(view, layerPieces(l.Extents, source), appendMerged)
+	}
+	m.mapped = renumbered(m.mapped, numbers)
+	closeAll(m.sources)
+	m.sources = make([]*os.File, number)
+	m.origin = originState{view: view, files: filesOf(layers)}
+}
+
+// sourceOf returns the number of the source that has this file, noSource if none
+// has.
+func (m *Memory) sourceOf(layer *os.File) int {
+	info, err := layer.Stat()
+	if err != nil {
+		return noSource
+	}
+	for i := range m.sources {
+		f := m.sources[i]
+		if f == nil && i < len(m.origin.files) {
+			f = m.origin.files[i]
+		}
+		if f == nil {
+			continue // a former layer that is only mapped
+		}
+		if have, err := f.Stat(); err == nil && os.SameFile(info, have) {
+			return i
+		}
+	}
+	return noSource
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// otherSource stands for a source that is mapped somewhere and has no number
+// any more: nothing that is wanted comes from it.
+const otherSource = -2
+
+func renumbered(pieces []piece, numbers map[int]int) []piece {
+	out := make([]piece, len(pieces))
+	for i, p := range pieces {
+		if !p.zero() {
+			number, ok := numbers[p.source]
+			if !ok {
+				number = otherSource
+			}
+			p.source = number
+		}
+		out[i] = p
+	}
+	return out
+}
+
+// differing returns the parts of want where have is something else. Both cover
+// the same pages.
+func differing(want, have []piece) []piece {
+	var out []piece
+	for _, w := range want {
+		for len(have) > 0 && have[0].start < w.end() {
+			h := have[0]
+			start, end := max(w.start, h.start), min(w.end(), h.end())
+			part, is := w.from(start).until(end), h.from(start)
+			if part.source != is.source || !part.zero() && part.offset != is.offset {
+				out = appendMerged(out, part)
+			}
+			if h.end() > w.end() {
+				break
+			}
+			have = have[1:]
+		}
+	}
+	return out
+}
+
+// joined merges what continues each other. The kernel has done the same to the
+// mappings, once advise has made their flags equal.
+func joined(pieces []piece) []piece {
+	var out []piece
+	for _, p := range pieces {
+		out = appendMerged(out, p)
+	}
+	return out
+}

@@ -1,0 +1,183 @@
+package memory
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+)
+
+func reset(t testing.TB, m *Memory) {
+	t.Helper()
+	if err := m.Reset(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func resetTo(t testing.TB, m *Memory, layers ...Layer) {
+	t.Helper()
+	if err := m.ResetTo(layers); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestResetGivesPagesBack(t *testing.T) {
+	withScanners(t, func(t *testing.T, s scanner) {
+		m := newMemory(t, Config{Size: testSize, Layers: []Layer{
+			{File: patternFile(t, 4, 1), Extents: []Extent{{Start: 2, Count: 4}}}}})
+		m.scan = s
+		before := dump(t, m)
+		address := m.HostAddress(0)
+		for range 3 {
+			write(t, m, 3*PageSize+7, []byte("over data"))
+			write(t, m, 9*PageSize, []byte("over zeros"))
+			wantPrivate(t, m, 3, 9)
+			reset(t, m)
+			wantPrivate(t, m)
+			wantContents(t, m, before)
+		}
+		if m.HostAddress(0) != address {
+			t.Error("the memory was moved")
+		}
+	})
+}
+
+// What was frozen since goes too, and the layers stay good for others.
+func TestResetBehindFreezes(t *testing.T) {
+	m := newMemory(t, Config{Size: testSize, Layers: []Layer{
+		{File: patternFile(t, 8, 1), Extents: []Extent{{Start: 0, Count: 8}}}}})
+	before := dump(t, m)
+	mappings, descriptors := kernelMappings(t, m), openDescriptors(t)
+	for range 3 {
+		write(t, m, 1*PageSize, bytes.Repeat([]byte{0xaa}, 2*PageSize))
+		write(t, m, 5*PageSize, make([]byte, PageSize)) // zeros over data
+		first := freeze(t, m)
+		write(t, m, 2*PageSize, []byte("again"))
+		write(t, m, 20*PageSize, []byte("elsewhere"))
+		second := freeze(t, m)
+		write(t, m, 2*PageSize, []byte("private"))
+		after := dump(t, newMemory(t, Config{Size: testSize, Layers: []Layer{
+			{File: patternFile(t, 8, 1), Extents: []Extent{{Start: 0, Count: 8}}}, first, second}}))
+		reset(t, m)
+		wantPrivate(t, m)
+		wantContents(t, m, before)
+		if bytes.Equal(before, after) {
+			t.Fatal("nothing was frozen")
+		}
+		if n := kernelMappings(t, m); n != mappings {
+			t.Errorf("%d mappings, before the freezes %d", n, mappings)
+		}
+	}
+	if n := openDescriptors(t) - descriptors; n > 3*(1+2+3+1) { // layers and memories of the test itself
+		t.Errorf("%d more descriptors", n)
+	}
+}
+
+func TestResetToAnotherStack(t *testing.T) {
+	pattern := Layer{File: patternFile(t, 8, 1), Extents: []Extent{{Start: 0, Count: 8}}}
+	m := newMemory(t, Config{Size: testSize, Layers: []Layer{pattern}})
+	write(t, m, 1*PageSize, []byte("one"))
+	one := freeze(t, m)
+	write(t, m, 1*PageSize, []byte("two"))
+	write(t, m, 30*PageSize, []byte("two"))
+	two := freeze(t, m)
+	other := Layer{File: patternFile(t, 3, 0x70), Extents: []Extent{
+		{Start: 0, Count: 1, Offset: ZeroExtent}, {Start: 1, Count: 3}, {Start: 100, Count: 2}}}
+	stacks := [][]Layer{{pattern}, {pattern, one}, {pattern, one, two}, {other}, {pattern, other}, {}, {one}}
+	descriptors := 0
+	for range 2 {
+		for i, stack := range stacks {
+			want := dump(t, newMemory(t, Config{Size: testSize, Layers: stack}))
+			write(t, m, 1*PageSize, []byte("private"))
+			write(t, m, 200*PageSize, []byte("private"))
+			resetTo(t, m, stack...)
+			wantPrivate(t, m)
+			wantContents(t, m, want)
+			write(t, m, 200*PageSize, []byte("private"))
+			reset(t, m)
+			wantContents(t, m, want)
+			if len(m.sources) > len(stack) {
+				t.Errorf("stack %d: %d sources of %d layers", i, len(m.sources), len(stack))
+			}
+		}
+		for range stacks {
+			m.Reset() // nothing piles up
+		}
+		if descriptors == 0 {
+			descriptors = openDescriptors(t)
+		}
+	}
+	if n := openDescriptors(t) - descriptors; n > 2*len(stacks)+6 { // those of the memories to compare with
+		t.Errorf("%d more descriptors", n)
+	}
+}
+
+func TestResetToChecksLayers(t *testing.T) {
+	m := newMemory(t, Config{Size: testSize})
+	write(t, m, 0, []byte("kept"))
+	before := dump(t, m)
+	var bad *LayerError
+	err := m.ResetTo([]Layer{{File: patternFile(t, 1, 1), Extents: []Extent{{Start: 0, Count: 2}}}})
+	if !errors.As(err, &bad) {
+		t.Fatalf("reset to a layer that is too short: %v", err)
+	}
+	wantContents(t, m, before)
+}
+
+func TestResetOfAClosedMemory(t *testing.T) {
+	m := newMemory(t, Config{Size: testSize})
+	m.Close()
+	for _, err := range []error{m.Reset(), m.ResetTo(nil)} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("reset: %v", err)
+		}
+	}
+}
+
+// A memory goes through random writes, freezes and resets, with as many mappings
+// as it likes and with too few, and has what a plain array has.
+func TestResetAgainstModel(t *testing.T) {
+	for _, budget := range []int{0, 12} {
+		withScanners(t, func(t *testing.T, s scanner) {
+			rng := rand.New(rand.NewPCG(7, uint64(budget)))
+			var extents []Extent
+			for i := range uint64(20) {
+				extents = append(extents, Extent{Start: 3 * i, Count: 2, Offset: int64(2*i) * PageSize})
+			}
+			extents[4].Offset = ZeroExtent
+			m := newMemory(t, Config{Size: testSize, Mappings: budget, Layers: []Layer{{File: patternFile(t, 40, 1), Extents: extents}}})
+			m.scan = s
+			type state struct {
+				layers []Layer
+				ram    []byte
+			}
+			origin := state{[]Layer{{File: patternFile(t, 40, 1), Extents: extents}}, dump(t, m)}
+			states := []state{origin}
+			now := state{origin.layers, slices.Clone(origin.ram)}
+			for step := range 120 {
+				switch n := rng.IntN(10); {
+				case n < 6:
+					page, data := rng.Uint64N(70), bytes.Repeat([]byte{byte(rng.IntN(4))}, PageSize)
+					write(t, m, page*PageSize, data)
+					copy(now.ram[page*PageSize:], data)
+				case n < 8:
+					now.layers = append(slices.Clone(now.layers), freeze(t, m))
+					states = append(states, state{now.layers, slices.Clone(now.ram)})
+				case n < 9:
+					reset(t, m)
+					now = state{origin.layers, slices.Clone(origin.ram)}
+				default:
+					origin = states[rng.IntN(len(states))]
+					resetTo(t, m, origin.layers...)
+					now = state{origin.layers, slices.Clone(origin.ram)}
+				}
+				if step%5 == 0 {
+					wantContents(t, m, now.ram)
+				}
+			}
+			wantContents(t, m, now.ram)
+		})
+	}
+}
