@@ -50,6 +50,7 @@ type Disk struct {
 	mu     sync.RWMutex
 	closed bool
 	layers []*Layer // the stack: given ones and former tops
+	given  int      // how many of them are not former tops
 	files  []source // the layers' files, then the top's
 	base   index    // the layers that the disk was made with, flattened
 	// What was written or zeroed since then, in the top and in former tops: a
@@ -62,6 +63,7 @@ type Disk struct {
 	whole  [UnitSize]byte // a block that is written in part, on its way
 
 	syncs syncState
+	gone  sync.WaitGroup // closes files that Reset threw away
 }
 
 // source is a file that blocks are read from. size bounds a raw image, whose
@@ -82,20 +84,32 @@ func NewDisk(c DiskConfig) (*Disk, error) {
 		blocks:   uint64(c.Size+UnitSize-1) / UnitSize,
 		readOnly: c.ReadOnly || c.Top == nil,
 		syncs:    syncState{datasync: unix.Fdatasync},
-		layers:   append([]*Layer(nil), c.Layers...),
-		base:     flatten(c.Layers),
 	}
-	for _, l := range c.Layers {
+	d.setLayers(c.Layers)
+	d.setFiles(c.Top)
+	return d, nil
+}
+
+// setLayers makes these the layers that the disk is based on.
+func (d *Disk) setLayers(layers []*Layer) {
+	d.layers, d.given = append([]*Layer(nil), layers...), len(layers)
+	d.base = flatten(layers)
+}
+
+// setFiles lists the files that blocks are read from, for layers without former
+// tops among them.
+func (d *Disk) setFiles(top *os.File) {
+	d.files = nil
+	for _, l := range d.layers {
 		s := source{file: l.file}
 		if l.raw != nil {
 			s.raw = l.raw.size
 		}
 		d.files = append(d.files, s)
 	}
-	if c.Top != nil {
-		d.files = append(d.files, source{file: c.Top})
+	if top != nil {
+		d.files = append(d.files, source{file: top})
 	}
-	return d, nil
 }
 
 func (c DiskConfig) check() error {
@@ -190,6 +204,7 @@ func (d *Disk) topFile() *os.File { return d.files[len(d.files)-1].file }
 // Close closes the layers and the top after the requests that run. Later
 // requests fail with os.ErrClosed. Calling it again does nothing.
 func (d *Disk) Close() error {
+	defer d.gone.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
