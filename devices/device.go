@@ -47,6 +47,13 @@ type Device interface {
 	// with Resume afterwards.
 	Save() ([]byte, error)
 
+	// Restore puts a paused device where the one was that Save was called on,
+	// as the constructor does: what this device was, and what it held of the
+	// host for its guest, is forgotten. What configuration brought in stays.
+	// The state is hostile input; after an error the device is good for
+	// nothing but Close.
+	Restore(state []byte) error
+
 	// Close ends the device and waits until all of its goroutines are gone.
 	// It does not close what configuration brought in (memory, backends).
 	Close() error

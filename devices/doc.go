@@ -12,7 +12,8 @@
 //
 //	New ──> paused ──Resume──> running
 //	          ^  │               │
-//	          │  └─Save          │
+//	          │  ├─Save          │
+//	          │  └─Restore       │
 //	          └──────Pause───────┘
 //
 // Close works in either state.

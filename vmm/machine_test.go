@@ -404,6 +404,7 @@ func (s *stubborn) say(what string)       { *s.journal = append(*s.journal, s.id
 func (s *stubborn) ID() string            { return s.id }
 func (s *stubborn) Resume() error         { s.say("resume"); return nil }
 func (s *stubborn) Save() ([]byte, error) { return []byte(`{}`), nil }
+func (s *stubborn) Restore([]byte) error  { return nil }
 func (s *stubborn) Close() error          { s.say("close"); return nil }
 func (s *stubborn) Pause() error {
 	if s.refuse {

@@ -86,7 +86,7 @@ func NewGenerationID(config GenerationIDConfig) (*GenerationID, error) {
 		guid:      config.GUID,
 	}
 	if config.State != nil {
-		if err := g.restore(config.State); err != nil {
+		if err := g.restoreLocked(config.State); err != nil {
 			return nil, err
 		}
 		return g, nil
@@ -97,7 +97,20 @@ func NewGenerationID(config GenerationIDConfig) (*GenerationID, error) {
 	return g, nil
 }
 
-func (g *GenerationID) restore(raw []byte) error {
+// Restore implements devices.Device. Guest memory has the id that the state has: it is restored before, as for the constructor.
+func (g *GenerationID) Restore(raw []byte) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closed:
+		return fmt.Errorf("restore generation id (%s): %w", g.id, ErrClosed)
+	case g.running:
+		return fmt.Errorf("restore generation id (%s): not paused", g.id)
+	}
+	return g.restoreLocked(raw)
+}
+
+func (g *GenerationID) restoreLocked(raw []byte) error {
 	var state generationState
 	if err := decodeState(g.id, raw, &state); err != nil {
 		return err

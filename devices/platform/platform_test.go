@@ -36,6 +36,25 @@ func contract(t *testing.T, create func(state []byte) (devices.Device, error)) {
 			t.Errorf("generation %d saved\n%s\nwas\n%s", generation, next, state)
 		}
 		state = next
+		// Another life of the same device, which is put back.
+		if writer, ok := device.(interface{ Renew(GUID) error }); ok {
+			if err := writer.Renew(NewGUID()); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, err := range []error{device.Resume(), device.Pause(), device.Restore(state)} {
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		if again, err := device.Save(); err != nil || string(again) != string(state) {
+			t.Errorf("generation %d, put back, saved\n%s (%v)\nwas\n%s", generation, again, err, state)
+		}
+		for i := range state {
+			if err := device.Restore(state[:i]); err == nil {
+				t.Errorf("put back to a state cut to %q", state[:i])
+			}
+		}
 		for _, err := range []error{device.Close(), device.Close()} {
 			if err != nil {
 				t.Error(err)

@@ -89,16 +89,13 @@ func NewPower(config PowerConfig) (*Power, error) {
 	if config.OnEvent == nil {
 		return nil, fmt.Errorf("create power registers (%s): no event function", config.ID)
 	}
+	p := &Power{id: config.ID, onEvent: config.OnEvent}
 	if config.State != nil {
-		var state powerState
-		if err := decodeState(config.ID, config.State, &state); err != nil {
+		if err := p.Restore(config.State); err != nil {
 			return nil, err
 		}
-		if state.Version != 1 {
-			return nil, fmt.Errorf("restore power registers (%s): state version %d, want 1", config.ID, state.Version)
-		}
 	}
-	return &Power{id: config.ID, onEvent: config.OnEvent}, nil
+	return p, nil
 }
 
 // Register puts the registers on a port bus.
@@ -185,6 +182,21 @@ func (p *Power) Pause() error { return nil }
 
 // Save returns a version and nothing else.
 func (p *Power) Save() ([]byte, error) { return json.Marshal(powerState{Version: 1}) }
+
+// Restore makes the device one that has sent no event.
+func (p *Power) Restore(data []byte) error {
+	var state powerState
+	if err := decodeState(p.id, data, &state); err != nil {
+		return err
+	}
+	if state.Version != 1 {
+		return fmt.Errorf("restore power registers (%s): state version %d, want 1", p.id, state.Version)
+	}
+	for i := range p.sent {
+		p.sent[i].Store(false)
+	}
+	return nil
+}
 
 // Close does nothing.
 func (p *Power) Close() error { return nil }

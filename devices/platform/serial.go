@@ -139,11 +139,17 @@ func (s *Serial) afterAccessLocked(before byte) {
 	if s.uart.sources()&^before != 0 {
 		s.triggerLocked()
 	}
-	if len(s.uart.input) < inputLimit {
-		select {
-		case s.inputRoom <- struct{}{}:
-		default:
-		}
+	s.makeRoomLocked()
+}
+
+// makeRoomLocked tells a waiting writer about room, if there is any.
+func (s *Serial) makeRoomLocked() {
+	if len(s.uart.input) >= inputLimit {
+		return
+	}
+	select {
+	case s.inputRoom <- struct{}{}:
+	default:
 	}
 }
 

@@ -39,6 +39,22 @@ func (s *Serial) Save() ([]byte, error) {
 	})
 }
 
+// Restore implements devices.Device. Output goes on where it is.
+func (s *Serial) Restore(state []byte) error {
+	chip, err := decodeSerialState(s.id, state)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.running {
+		return fmt.Errorf("restore serial port (%s): not paused", s.id)
+	}
+	s.uart = chip
+	s.makeRoomLocked()
+	return nil
+}
+
 // decodeSerialState builds a chip through the same register writes that a guest has, so that no state can be reached here
 // that a guest could not reach.
 func decodeSerialState(id string, raw []byte) (uart, error) {

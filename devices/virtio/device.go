@@ -51,7 +51,7 @@ type Device interface {
 	Save() (json.RawMessage, error)
 
 	// Restore takes what Save returned, before Activate and before any
-	// other method. The bytes are hostile input.
+	// other method, or after Reset. The bytes are hostile input.
 	Restore(state json.RawMessage) error
 }
 

@@ -71,6 +71,22 @@ func (t *Transport) Save() ([]byte, error) {
 	return json.Marshal(s)
 }
 
+// Restore implements devices.Device.
+func (t *Transport) Restore(state []byte) error {
+	t.life.Lock()
+	defer t.life.Unlock()
+	if t.worker != nil || t.closed.Load() {
+		return fmt.Errorf("restore virtio device (%s): not paused", t.config.ID)
+	}
+	t.acquire()
+	t.reset()
+	t.work.Unlock()
+	if err := t.restore(state); err != nil {
+		return fmt.Errorf("restore virtio device (%s): %w", t.config.ID, err)
+	}
+	return nil
+}
+
 // state is the transport's part of the saved state.
 func (t *Transport) state() State {
 	t.mu.Lock()
@@ -102,7 +118,7 @@ func (t *Transport) state() State {
 	return s
 }
 
-// restore puts a new transport where the saved one was. It does so as a
+// restore puts a new transport, or one that was reset, where the saved one was. It does so as a
 // driver would, with register writes, and then compares: a state that no
 // driver could have brought about is refused.
 func (t *Transport) restore(data []byte) error {

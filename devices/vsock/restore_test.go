@@ -58,6 +58,47 @@ func TestRestore(t *testing.T) {
 	})
 }
 
+// A device that is put back in place closes what it held of the host, keeps its listener, and tells the guest what a new
+// device would.
+func TestRestoreInPlace(t *testing.T) {
+	both(t, func(b *bench, s *guestSocket, conn *net.UnixConn) {
+		stop := func() []byte {
+			b.guest.halt()
+			b.must(b.device.Pause())
+			state, err := b.device.Save()
+			b.must(err)
+			return state
+		}
+		state := stop()
+		for life := range 3 {
+			events := b.guest.events
+			b.must(b.device.Restore(state))
+			if p, err := io.ReadAll(conn); len(p) != 0 || err != nil {
+				b.Errorf("life %d: host's end of the old connection: %q, %v", life, p, err)
+			}
+			conn.Close()
+			if n := b.device.Connections(); n != 0 {
+				b.Errorf("life %d: %d connections of the old life", life, n)
+			}
+			b.must(b.device.Resume())
+			b.guest.run()
+			b.works()
+			if b.guest.events != events+1 {
+				b.Errorf("life %d: %d transport resets", life, b.guest.events-events)
+			}
+			_, conn = b.toHost()
+			state = stop()
+		}
+		b.must(b.device.Restore(state))
+		conn.Close()
+		b.must(b.device.Resume())
+		b.guest.run()
+		if _, err := s.Read(make([]byte, 1)); err != errGuestReset {
+			b.Errorf("old connection: %v", err)
+		}
+	})
+}
+
 // connectingSocket returns a guest's socket that waits for a DialHost that does not return.
 func (b *bench) connectingSocket() *guestSocket {
 	began := make(chan struct{})

@@ -87,6 +87,7 @@ func (r *router) Restore(raw json.RawMessage) error {
 		return fmt.Errorf("vsock state has %d connections", len(s.Connections))
 	}
 	r.nextPort = s.NextPort
+	r.restart = restart{}
 	if !s.Active {
 		return nil
 	}

@@ -1,7 +1,10 @@
 package virtiotest
 
 import (
+	"bytes"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -56,6 +59,8 @@ func Run(t *testing.T, f Factory) {
 		{"InterruptAtRestore", testInterruptAtRestore},
 		{"SaveDuringRequests", testSaveDuringRequests},
 		{"SaveBeforeDriver", testSaveBeforeDriver},
+		{"RestoreInPlace", testRestoreInPlace},
+		{"RestoreInPlaceRefused", testRestoreInPlaceRefused},
 		{"HostileState", testHostileState},
 		{"RegisterStorm", testRegisterStorm},
 		{"CloseTwice", testCloseTwice},
@@ -456,6 +461,133 @@ func testSaveBeforeDriver(b *bench) {
 	b.WriteRegister(virtio.RegStatus, b.ReadRegister(virtio.RegStatus)|virtio.StatusFailed)
 	step()
 	b.works()
+}
+
+// lives are what a guest may do with a device before it is put back.
+var lives = []struct {
+	name string
+	live func(*bench)
+}{
+	{"requests", func(b *bench) {
+		for n := range 20 {
+			b.queue().Add(b.request(n).Buffers...)
+			b.queue().Kick()
+			b.queue().Wait()
+		}
+	}},
+	{"requests under way", func(b *bench) {
+		for n := range 12 {
+			b.queue().Add(b.request(n).Buffers...)
+			b.queue().Kick()
+		}
+	}},
+	{"another driver", func(b *bench) { b.works() }},
+	{"no driver", func(b *bench) { b.Reset() }},
+	{"a hostile driver", func(b *bench) {
+		q := b.queue()
+		q.Publish(q.Size) // no descriptor has this number
+		q.ForceKick()
+		b.settle(q, patience)
+		if !b.needsReset() {
+			b.Error("a head beyond the queue is no violation")
+		}
+	}},
+}
+
+// testRestoreInPlace: a device is put back to where it was in an earlier life, and
+// guest memory with it. It is what a new device with that state would be.
+func testRestoreInPlace(b *bench) {
+	for i, life := range lives {
+		b.Log(life.name)
+		b.Start(featureSets[i%len(featureSets)].features)
+		q := b.queue()
+		for n := range 4 {
+			b.Do(q, b.request(n))
+		}
+		b.must(b.Device.Pause())
+		r := b.request(5)
+		q.Add(r.Buffers...) // pending in the state
+		state, err := b.Device.Save()
+		b.must(err)
+		guest := b.keep()
+		for range 2 {
+			b.must(b.Device.Resume())
+			life.live(b)
+			b.must(b.Device.Pause())
+			guest.putBack(b)
+			edges := b.Interrupt.Count()
+			b.must(b.Device.Restore(state))
+			if again, err := b.Device.Save(); err != nil || string(again) != string(state) {
+				b.Fatalf("put back, it is saved as\n%s (%v)\nwas\n%s", again, err, state)
+			}
+			if got := b.Interrupt.Count(); got != edges {
+				b.Errorf("%d interrupts from a paused device", got-edges)
+			}
+			b.must(b.Device.Resume())
+			b.check(r, b.queue().Wait())
+			b.Do(b.queue(), b.request(6))
+			b.must(b.Device.Pause())
+			guest.putBack(b)
+			b.must(b.Device.Restore(state))
+		}
+		b.must(b.Device.Resume())
+	}
+	b.works()
+}
+
+func testRestoreInPlaceRefused(b *bench) {
+	b.works()
+	b.must(b.Device.Pause())
+	state, err := b.Device.Save()
+	b.must(err)
+	b.must(b.Device.Resume())
+	if err := b.Device.Restore(state); err == nil {
+		b.Error("a running device was put back")
+	}
+	b.works()
+	b.must(b.Device.Pause())
+	for _, cut := range []int{0, 1, len(state) / 2, len(state) - 1} {
+		if err := b.Device.Restore(state[:cut]); err == nil {
+			b.Errorf("state cut to %d bytes was accepted", cut)
+		}
+	}
+	b.must(b.Device.Close())
+	if err := b.Device.Restore(state); err == nil {
+		b.Error("a closed device was put back")
+	}
+}
+
+// kept is a guest at one moment: its driver and its memory.
+type kept struct {
+	driver Driver
+	queues []Queue
+	memory bytes.Buffer
+}
+
+func (b *bench) keep() *kept {
+	k := &kept{driver: *b.Driver}
+	for _, q := range b.Queues {
+		k.queues = append(k.queues, q.clone())
+	}
+	b.must(b.Memory.Dump(&k.memory))
+	return k
+}
+
+func (k *kept) putBack(b *bench) {
+	*b.Driver = k.driver
+	b.Queues = nil
+	for _, q := range k.queues {
+		copied := q.clone()
+		b.Queues = append(b.Queues, &copied)
+	}
+	b.Fill(0, k.memory.Bytes())
+}
+
+func (q *Queue) clone() Queue {
+	c := *q
+	c.free = slices.Clone(q.free)
+	c.chains = maps.Clone(q.chains)
+	return c
 }
 
 func testCloseTwice(b *bench) {
