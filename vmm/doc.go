@@ -15,6 +15,7 @@
 //	Start        devices resume, then vCPUs run
 //	Pause        vCPUs stop, then devices; the machine can be saved
 //	Resume       devices, then vCPUs, as in Start
+//	Reset        a paused machine goes back to a saved state
 //	Close        everything ends; waits for each thread
 //
 // A machine ends by itself when the guest powers off, resets, panics or does

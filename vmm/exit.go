@@ -28,6 +28,9 @@ const (
 	ReasonEntryFailed Reason = "entry_failed"
 	// ReasonHostError: a system call or a device of the host failed.
 	ReasonHostError Reason = "host_error"
+	// ReasonResetFailed: the machine was being put back to a snapshot, and what
+	// is left of it is neither the one nor the other.
+	ReasonResetFailed Reason = "reset_failed"
 	// ReasonKilled: the owner ended the machine.
 	ReasonKilled Reason = "killed"
 )

@@ -126,12 +126,12 @@ type frozen struct {
 func (m *Machine) freeze(tops []*os.File) (f *frozen, err error) {
 	wasPaused := m.Paused()
 	begun := time.Now()
-	if err := m.Pause(); err != nil {
+	if err := m.Machine.Pause(); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if !wasPaused {
-			err = errors.Join(err, m.Resume())
+			err = errors.Join(err, m.Machine.Resume())
 		}
 		if err != nil {
 			f = nil

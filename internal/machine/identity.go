@@ -43,6 +43,13 @@ func NewIdentity(hostname string, t Time) Identity {
 	}
 }
 
+// Next returns the identity of the same VM after a reset: only the generation is
+// another one.
+func (i Identity) Next() Identity {
+	i.Generation = uuid(platform.NewGUID())
+	return i
+}
+
 func random(n int) []byte {
 	b := make([]byte, n)
 	rand.Read(b) // never fails (crypto/rand)

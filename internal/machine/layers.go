@@ -11,6 +11,7 @@ import (
 // what is written now, bottom first. It owns its handles.
 type memoryLayers struct {
 	sealed []*layer.Layer
+	origin int    // how many of them the machine came with, or was reset to
 	units  uint64 // pages of RAM
 	// cut holds layers that were frozen and have no header yet. Writing it is
 	// left for after the pause.
@@ -29,6 +30,39 @@ func (m *memoryLayers) mappable() []memory.Layer {
 		}
 	}
 	return layers
+}
+
+// reset puts memory back to the layers that the machine came with, and lets go of
+// the others.
+func (m *memoryLayers) reset(mem *memory.Memory) error {
+	if err := mem.Reset(); err != nil {
+		return err
+	}
+	err := closeLayers(m.sealed[m.origin:]...)
+	m.sealed = m.sealed[:m.origin:m.origin]
+	return errors.Join(err, m.dropCut())
+}
+
+// resetTo bases memory on the layers of a checkpoint, which it takes over.
+func (m *memoryLayers) resetTo(mem *memory.Memory, c *Checkpoint) error {
+	next := memoryLayers{sealed: c.Memory}
+	if err := mem.ResetTo(next.mappable()); err != nil {
+		return err
+	}
+	old := m.sealed
+	m.sealed, m.origin = c.Memory, len(c.Memory)
+	c.Memory = nil
+	return errors.Join(closeLayers(old...), m.dropCut())
+}
+
+// dropCut lets go of layers that were never sealed.
+func (m *memoryLayers) dropCut() error {
+	var errs []error
+	for _, cut := range m.cut {
+		errs = append(errs, cut.Close())
+	}
+	m.cut = nil
+	return errors.Join(errs...)
 }
 
 // seal finishes the layers that a freeze left without header.
@@ -59,12 +93,9 @@ func (m *memoryLayers) sealOne(cut memory.Layer) error {
 }
 
 func (m *memoryLayers) Close() error {
-	errs := []error{closeLayers(m.sealed...)}
-	for _, cut := range m.cut {
-		errs = append(errs, cut.Close())
-	}
-	m.sealed, m.cut = nil, nil
-	return errors.Join(errs...)
+	err := closeLayers(m.sealed...)
+	m.sealed = nil
+	return errors.Join(err, m.dropCut())
 }
 
 func duplicate(layers []*layer.Layer) ([]*layer.Layer, error) {

@@ -16,6 +16,7 @@ import (
 	"github.com/forkvm/forkvm/devices/platform"
 	"github.com/forkvm/forkvm/devices/rng"
 	"github.com/forkvm/forkvm/devices/vsock"
+	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/vmm"
 	"github.com/forkvm/forkvm/vmm/boot"
@@ -37,6 +38,8 @@ type Machine struct {
 	disks  []*layer.Disk
 	vsock  *vsock.Device
 	serial *platform.Serial
+	// generationID announces a new generation to the guest's kernel.
+	generationID *platform.GenerationID
 	// listener is the vsock device's, which does not close it.
 	listener net.Listener
 
@@ -50,8 +53,9 @@ type Machine struct {
 	// timeline is of the construction and of Bring.
 	timeline Timeline
 
-	mu     sync.Mutex // held for the whole of a checkpoint
+	mu     sync.Mutex // held for the whole of a checkpoint and of a reset
 	layers memoryLayers
+	origin *snapshot.State // what the machine came from, nil if it was booted
 	closed bool
 }
 
@@ -80,7 +84,8 @@ func (m *Machine) hangUp() {
 // build goes from the bottom up. What it takes out of the configuration is the
 // machine's from then on.
 func (m *Machine) build(c *Config) error {
-	m.layers = memoryLayers{sealed: c.Memory, units: c.Shape.MemoryBytes / memory.PageSize}
+	m.origin = c.State
+	m.layers = memoryLayers{sealed: c.Memory, origin: len(c.Memory), units: c.Shape.MemoryBytes / memory.PageSize}
 	c.Memory = nil
 	var err error
 	m.Machine, err = vmm.New(vmm.Config{KVM: c.KVM, CPUs: c.Shape.CPUs, Console: m.report})
@@ -173,19 +178,28 @@ func (m *Machine) report() []string {
 // used. Once the guest has an identity of its own, requests of the client are
 // refused by a guest that has another.
 func (m *Machine) Agent() *client.Client {
-	config := client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
-		return m.Dial(ctx, proto.Port)
-	}}
+	return client.New(client.Config{
+		Dial:       func(ctx context.Context) (net.Conn, error) { return m.Dial(ctx, proto.Port) },
+		Generation: m.Generation(),
+	})
+}
+
+// Generation is what the guest has confirmed last, empty before.
+func (m *Machine) Generation() string {
 	if generation := m.generation.Load(); generation != nil {
-		config.Generation = *generation
+		return *generation
 	}
-	return client.New(config)
+	return ""
 }
 
 // Bring starts the guest and returns when it is ready: when its guest agent has
 // confirmed the identity, or at once if it has none. On error the machine is
 // good for nothing but Close.
 func (m *Machine) Bring(ctx context.Context, id Identity) error {
+	return m.bring(ctx, id, &m.timeline)
+}
+
+func (m *Machine) bring(ctx context.Context, id Identity, timeline *Timeline) error {
 	if err := m.Start(); err != nil {
 		return err
 	}
@@ -203,9 +217,9 @@ func (m *Machine) Bring(ctx context.Context, id Identity) error {
 	}()
 	_, err := m.Agent().WaitReady(ctx)
 	if err == nil {
-		m.timeline.End(PhaseGuestAgent)
+		timeline.End(PhaseGuestAgent)
 		err = m.Renew(ctx, id)
-		m.timeline.End(PhaseIdentity)
+		timeline.End(PhaseIdentity)
 	}
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -213,9 +227,28 @@ func (m *Machine) Bring(ctx context.Context, id Identity) error {
 	return err
 }
 
+// Pause stops the guest until Resume, after a checkpoint or a reset that is under
+// way. Pausing a paused machine does nothing.
+func (m *Machine) Pause() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.Machine.Pause()
+}
+
+// Resume lets a paused guest go on, after a checkpoint or a reset that is under
+// way.
+func (m *Machine) Resume() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.Machine.Resume()
+}
+
 // Close ends the guest, waits for all of the machine's threads and gives
 // everything back. It is idempotent.
 func (m *Machine) Close() error {
+	if m.Machine != nil {
+		m.End(vmm.ReasonKilled, "") // what waits for the guest, holding mu, gives up
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {

@@ -84,7 +84,7 @@ func (m *Machine) addGeneration(c *Config) error {
 	if err != nil {
 		return err
 	}
-	d, err := platform.NewGenerationID(platform.GenerationIDConfig{
+	m.generationID, err = platform.NewGenerationID(platform.GenerationIDConfig{
 		Memory:    m.memory,
 		Interrupt: irq,
 		Address:   acpi.GenerationIDAddress,
@@ -94,11 +94,11 @@ func (m *Machine) addGeneration(c *Config) error {
 	if err != nil {
 		return err
 	}
-	if err := m.Attach(d); err != nil {
-		return errors.Join(err, d.Close())
+	if err := m.Attach(m.generationID); err != nil {
+		return errors.Join(err, m.generationID.Close())
 	}
 	if c.State == nil {
 		return nil
 	}
-	return d.Renew(c.Generation)
+	return m.generationID.Renew(c.Generation)
 }

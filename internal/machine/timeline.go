@@ -6,7 +6,8 @@ import (
 	"github.com/forkvm/forkvm/internal/linux"
 )
 
-// Phases of a machine's construction and first steps, in their order.
+// Phases of a machine's construction and first steps, in their order. Those of a
+// reset have the same names where they do the same.
 const (
 	PhaseKVM        = "kvm"         // virtual machine, controllers, vCPUs
 	PhaseMap        = "map"         // guest RAM over its layers, made KVM's
@@ -14,6 +15,9 @@ const (
 	PhaseState      = "state"       // vCPUs and controllers, or loading the kernel
 	PhaseGuestAgent = "guest agent" // from the first instruction to the first answer
 	PhaseIdentity   = "identity"    // renewal, until the last part is confirmed
+
+	PhasePause = "pause" // of a reset: until vCPUs and devices stand still
+	PhaseDisks = "disks" // of a reset
 )
 
 // Mark is the end of a phase, by linux.Monotonic.

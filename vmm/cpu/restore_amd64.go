@@ -7,7 +7,22 @@ import (
 	"github.com/forkvm/forkvm/kvm"
 )
 
-// Restore gives a prepared vCPU that has not run the state s, in an order in
+// Rewind prepares the vCPUs of a machine that has run for Restore. It is called
+// with the one that is restored first.
+//
+// KVM takes a value for a time stamp counter that is within a second of what the
+// counter shows for an attempt to synchronise it with the others, and lets it run
+// on (kvm_synchronize_tsc). After a value from far away it takes the next one as
+// it is; those of the other vCPUs are near to that and follow it.
+func (p *Policy) Rewind(first *kvm.VCPU) error {
+	const farAway = 1 << 62
+	if err := first.SetMSRs([]kvm.MSREntry{{Index: msrTSC, Data: farAway}}); err != nil {
+		return fmt.Errorf("rewind vcpu (%d): %w", first.ID(), err)
+	}
+	return nil
+}
+
+// Restore gives a prepared vCPU that does not run the state s, in an order in
 // which every part finds what it depends on. The state is not trusted: what
 // does not fit is an error, an [*IncompatibleError] if it is the host's
 // processor that it does not fit, and the vCPU is good for nothing but Close
