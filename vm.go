@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
@@ -62,10 +61,18 @@ type Config struct {
 type VM struct {
 	machine *machine.Machine
 	tempDir string
+	// identity is what the machine began with; a reset keeps all of it but the
+	// generation.
+	identity machine.Identity
 
 	storing sync.Mutex // one snapshot after the other, so that each knows its parent
-	// lineage has the IDs of the snapshots that the machine stands on, nearest first.
-	lineage atomic.Pointer[[]string]
+
+	// standing is held for checkpoints and resets: it guards what follows, which
+	// belongs to the state that the machine is in.
+	standing sync.Mutex
+	lineage  []string // IDs of the snapshots that the machine stands on, nearest first
+	origin   []string // those of what it came from
+	life     int      // how often it was reset
 }
 
 // Boot starts a machine from an image and returns when its guest agent answers.
@@ -103,19 +110,19 @@ func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, 
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", name, err)
 	}
-	vm.descend(manifest.Lineage())
+	vm.lineage = manifest.Lineage()
+	vm.origin = vm.lineage
 	return vm, nil
 }
 
 // Fork makes one new machine for each configuration, from one short pause of
 // this one, which goes on. Either all start or none is left.
 func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
-	checkpoint, err := vm.checkpoint()
+	checkpoint, lineage, _, err := vm.checkpoint()
 	if err != nil {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
 	defer checkpoint.Close()
-	lineage := vm.ancestors()
 	children, errs := make([]*VM, len(configs)), make([]error, len(configs))
 	var all sync.WaitGroup
 	for i, c := range configs {
@@ -124,7 +131,7 @@ func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
 				errs[i] = fmt.Errorf("fork %s: %w", c.Name, errs[i])
 				return
 			}
-			children[i].descend(lineage)
+			children[i].lineage, children[i].origin = lineage, lineage
 		})
 	}
 	all.Wait()
@@ -157,16 +164,15 @@ func start(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.
 		OnDiskError: c.OnDiskError,
 	}
 	checkpoint.Configure(&config)
-	vm := &VM{tempDir: c.TempDir}
+	vm := &VM{tempDir: c.TempDir, identity: machine.NewIdentity(c.hostname(), c.time())}
 	if vm.tempDir == "" {
 		vm.tempDir = os.TempDir()
 	}
-	id := machine.NewIdentity(c.hostname(), c.time())
-	err := vm.create(&config, id)
+	err := vm.create(&config, vm.identity)
 	if err != nil {
 		return nil, errors.Join(err, config.Close())
 	}
-	if err := vm.machine.Bring(ctx, id); err != nil {
+	if err := vm.machine.Bring(ctx, vm.identity); err != nil {
 		return nil, errors.Join(err, vm.Close())
 	}
 	return vm, nil
@@ -205,12 +211,17 @@ func (c *Config) time() machine.Time {
 	return machine.TimeHost
 }
 
-func (vm *VM) checkpoint() (*machine.Checkpoint, error) {
+// checkpoint returns, beside the checkpoint, what the machine stood on then and
+// the number of its life.
+func (vm *VM) checkpoint() (c *machine.Checkpoint, lineage []string, life int, err error) {
 	tops, err := machine.NewTops(vm.machine.Shape(), vm.tempDir)
 	if err != nil {
-		return nil, err
+		return nil, nil, 0, err
 	}
-	return vm.machine.Checkpoint(tops)
+	vm.standing.Lock()
+	defer vm.standing.Unlock()
+	c, err = vm.machine.Checkpoint(tops)
+	return c, vm.lineage, vm.life, err
 }
 
 // Snapshot freezes the machine into a store under a name, and returns what was
@@ -222,25 +233,63 @@ func (vm *VM) checkpoint() (*machine.Checkpoint, error) {
 func (vm *VM) Snapshot(ctx context.Context, st *store.Store, name string) (*snapshot.Manifest, error) {
 	vm.storing.Lock()
 	defer vm.storing.Unlock()
-	checkpoint, err := vm.checkpoint()
+	checkpoint, lineage, life, err := vm.checkpoint()
 	if err != nil {
 		return nil, fmt.Errorf("snapshot %s: %w", name, err)
 	}
 	defer checkpoint.Close()
-	stored, err := checkpoint.Store(ctx, st, machine.Label{Name: name, Lineage: vm.ancestors()})
+	stored, err := checkpoint.Store(ctx, st, machine.Label{Name: name, Lineage: lineage})
 	if err != nil {
 		return nil, err
 	}
-	vm.descend(stored.Manifest.Lineage())
+	vm.standing.Lock()
+	defer vm.standing.Unlock()
+	if vm.life == life {
+		vm.lineage = stored.Manifest.Lineage()
+	}
 	return stored.Manifest, nil
 }
 
-func (vm *VM) descend(lineage []string) { vm.lineage.Store(&lineage) }
+// Reset puts the machine back to what it was restored or forked from, and returns
+// when its guest agent has confirmed the new identity: as a new clone, but in
+// place, with the same name and in a fraction of the time. What ran in it is gone,
+// its connections are closed, and clients that Agent returned before are refused.
+// A machine that was paused is paused again afterwards.
+//
+// A booted machine has nothing to go back to; ResetTo gives it something. When a
+// reset that has begun cannot be finished, or ctx ends before it is, the machine
+// has ended.
+func (vm *VM) Reset(ctx context.Context) error { return vm.reset(ctx, nil, nil) }
 
-func (vm *VM) ancestors() []string {
-	if lineage := vm.lineage.Load(); lineage != nil {
-		return *lineage
+// ResetTo is Reset to a snapshot of the machine, or of another machine of the same
+// tree: one with the same vCPUs, memory, disks and kernel. From then on that is
+// what the machine came from.
+func (vm *VM) ResetTo(ctx context.Context, st *store.Store, name string) error {
+	checkpoint, manifest, err := machine.FromStore(ctx, st, name, false)
+	if err != nil {
+		return err
 	}
+	return vm.reset(ctx, checkpoint, manifest.Lineage())
+}
+
+// reset takes over the checkpoint, nil for what the machine came from.
+func (vm *VM) reset(ctx context.Context, to *machine.Checkpoint, lineage []string) error {
+	tops, err := machine.NewTops(vm.machine.Shape(), vm.tempDir)
+	if err != nil {
+		if to != nil {
+			err = errors.Join(err, to.Close())
+		}
+		return err
+	}
+	vm.standing.Lock()
+	defer vm.standing.Unlock()
+	if _, err := vm.machine.Reset(ctx, machine.Target{To: to, Tops: tops, Identity: vm.identity.Next()}); err != nil {
+		return err
+	}
+	if to != nil {
+		vm.origin = lineage
+	}
+	vm.lineage, vm.life = vm.origin, vm.life+1
 	return nil
 }
 

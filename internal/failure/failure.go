@@ -21,6 +21,7 @@ const (
 	VMExists            Code = "vm_exists"
 	VMNotRunning        Code = "vm_not_running"
 	VMProcessGone       Code = "vm_process_gone"
+	VMReset             Code = "vm_reset" // the vm was reset before what was asked was done
 	ImageNotFound       Code = "image_not_found"
 	ImageExists         Code = "image_exists"
 	ImageInvalid        Code = "image_invalid"

@@ -105,7 +105,7 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 		checkpoint: checkpoint,
 		origin: func(r *Record) {
 			r.Snapshot, r.Image = manifest.Name, manifest.Image
-			r.LastSnapshot, r.Lineage = manifest.Name, manifest.Lineage()
+			r.Standing = standingOn(manifest)
 		},
 	})
 }
@@ -138,7 +138,7 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 				origin: func(r *Record) {
 					r.Parent, r.Image, r.Snapshot = parent.ID, parent.Image, parent.Record.Snapshot
 					r.ParentPauseMS = milliseconds(checkpoint.Pause)
-					r.LastSnapshot, r.Lineage = parent.LastSnapshot, parent.Lineage
+					r.Standing = parent.Standing
 				},
 			})
 			done <- struct{}{}
@@ -193,6 +193,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	d.record.Shape = l.checkpoint.Shape
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)
+	d.record.Origin = d.record.Standing
 	config := process.LaunchConfig{
 		Command:      n.config.Command,
 		Directory:    d.dir,

@@ -42,16 +42,11 @@ type Record struct {
 	Created time.Time `json:"created"`
 	// Image, Snapshot and Parent say what it began from: an image, a snapshot, or
 	// the ID of the VM that it was forked from.
-	Image    string `json:"image,omitempty"`
-	Snapshot string `json:"snapshot,omitempty"`
-	Parent   string `json:"parent,omitempty"`
-	// LastSnapshot is the snapshot that the VM last took or came from; Lineage has
-	// its ID and those of the snapshots that it stands on, nearest first.
-	LastSnapshot string   `json:"last_snapshot,omitempty"`
-	Lineage      []string `json:"lineage,omitempty"`
+	Image  string `json:"image,omitempty"`
+	Parent string `json:"parent,omitempty"`
+	Life
 
-	Shape    machine.Shape    `json:"shape"`
-	Identity machine.Identity `json:"identity"`
+	Shape machine.Shape `json:"shape"`
 
 	// PID, Started and HostBoot together name the VM process.
 	PID      int    `json:"pid"`
@@ -66,6 +61,24 @@ type Record struct {
 	Phases []machine.Phase `json:"phases,omitempty"`
 	// ParentPauseMS is how long the parent of a fork stood still for it.
 	ParentPauseMS float64 `json:"parent_pause_ms,omitempty"`
+}
+
+// Life is what is known of a VM from its creation or its last reset on.
+type Life struct {
+	// Snapshot is what the VM began from, or was reset to.
+	Snapshot string `json:"snapshot,omitempty"`
+	Standing
+	// Origin is where the VM stood at the beginning, and stands after a reset.
+	Origin   Standing         `json:"origin"`
+	Identity machine.Identity `json:"identity"`
+}
+
+// Standing says which snapshots the state of a VM grew from.
+type Standing struct {
+	// LastSnapshot is the snapshot that the VM last took or came from; Lineage has
+	// its ID and those of the snapshots that it stands on, nearest first.
+	LastSnapshot string   `json:"last_snapshot,omitempty"`
+	Lineage      []string `json:"lineage,omitempty"`
 }
 
 // namePattern: what may be a name of a VM. It is a file name and, as a hostname,
@@ -258,7 +271,25 @@ func readRecord(dir string) (*Record, error) {
 	if r.Schema != RecordSchema {
 		return nil, fmt.Errorf("read %s: schema %q, not %q", f.Name(), r.Schema, RecordSchema)
 	}
+	if err := r.addLife(dir); err != nil {
+		return nil, err
+	}
 	return &r, nil
+}
+
+// addLife adds what a reset has changed, if the record does not have it: the VM
+// process notes that when the guest has confirmed it, also when the program that
+// asked for the reset has not lived to see it.
+func (r *Record) addLife(dir string) error {
+	var l Life
+	err := process.ReadLife(dir, &l)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil && l.Identity.Generation != r.Identity.Generation {
+		r.Life = l
+	}
+	return err
 }
 
 // sweep removes a directory without a record, or with that of a VM that died before

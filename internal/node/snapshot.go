@@ -30,13 +30,17 @@ func (vm *VM) Snapshot(ctx context.Context, name, task string) (s *Snapshot, err
 		if s, err = vm.snapshot(ctx, name, machine.Label{Task: task, Lineage: r.Lineage}); err != nil {
 			return err
 		}
-		r.LastSnapshot, r.Lineage = s.Manifest.Name, s.Manifest.Lineage()
+		r.Standing = standingOn(s.Manifest)
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+func standingOn(m *snapshot.Manifest) Standing {
+	return Standing{LastSnapshot: m.Name, Lineage: m.Lineage()}
 }
 
 func (vm *VM) snapshot(ctx context.Context, name string, label machine.Label) (*Snapshot, error) {

@@ -48,6 +48,9 @@ type VM struct {
 type Status struct {
 	State State     `json:"state"`
 	Exit  *vmm.Exit `json:"exit,omitempty"`
+	// Generation is what the guest has confirmed last; another one than the
+	// record's says that the VM was reset since that was read.
+	Generation string `json:"generation,omitempty"`
 	// DiskError is the last error of the host's storage that the guest ran into.
 	DiskError *failure.Error `json:"disk_error,omitempty"`
 	// PrivateBytes is memory that the VM process shares with nobody: what the
@@ -175,12 +178,15 @@ func (vm *VM) Status(ctx context.Context) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Status{State: State(st.State), Exit: st.Exit, DiskError: st.DiskError, PrivateBytes: privateBytes(vm.PID)}, nil
+	return &Status{
+		State: State(st.State), Exit: st.Exit, Generation: st.Generation,
+		DiskError: st.DiskError, PrivateBytes: privateBytes(vm.PID),
+	}, nil
 }
 
 // ended is the status of a VM whose process is gone or about to go.
 func (vm *VM) ended() (*Status, error) {
-	exit, err := process.ReadExit(filepath.Join(vm.dir, process.ExitFile))
+	exit, err := process.ReadExit(vm.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &Status{State: Dead}, nil
 	}

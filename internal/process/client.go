@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -173,9 +174,7 @@ func (c *LaunchConfig) sendStart(launcher *conn) error {
 		ReadyTimeout: c.ReadyTimeout,
 		Attached:     c.Attached,
 	}
-	for _, top := range c.Tops {
-		form.Tops = append(form.Tops, t.add(top))
-	}
+	form.Tops = t.addAll(c.Tops)
 	return sent(launcher.send(request{Op: opStart, Start: &form}, t.files))
 }
 
@@ -268,15 +267,51 @@ func (c *Client) Kill(ctx context.Context) error {
 	return err
 }
 
+// ResetConfig says what a VM is reset to. Files and layers stay the caller's.
+type ResetConfig struct {
+	// To is what the VM goes back to, nil for what it came from.
+	To *machine.Checkpoint
+	// Tops are the disks' new top layers, nil for read-only disks.
+	Tops         []*os.File
+	Identity     machine.Identity
+	ReadyTimeout time.Duration
+	// Life is put on record when the guest has confirmed its identity, for
+	// ReadLife, also if nobody waits for the answer any more.
+	Life any
+}
+
+// Reset puts the VM back and returns how long that took, up to the guest agent's
+// confirmation of the identity.
+func (c *Client) Reset(ctx context.Context, r ResetConfig) (time.Duration, error) {
+	var t table
+	form := resetForm{Identity: r.Identity, ReadyTimeout: r.ReadyTimeout}
+	var err error
+	if form.Life, err = json.Marshal(r.Life); err != nil {
+		return 0, fmt.Errorf("reset vm: %w", err)
+	}
+	if r.To != nil {
+		checkpoint, state, err := t.addCheckpoint(r.To)
+		if err != nil {
+			return 0, err
+		}
+		defer linux.CloseFiles(state)
+		form.Checkpoint = &checkpoint
+	}
+	req := request{Op: opReset, Reset: &form, Tops: t.addAll(r.Tops)}
+	resp, files, err := c.call(ctx, req, t.files)
+	linux.CloseFiles(files...)
+	if err != nil {
+		return 0, err
+	}
+	return resp.Reset, nil
+}
+
 // Checkpoint freezes the VM for a moment and returns what a clone begins from.
 // tops are the new top layers of its disks, nil for read-only ones; they stay
 // the caller's. The caller closes the checkpoint.
 func (c *Client) Checkpoint(ctx context.Context, tops []*os.File) (*machine.Checkpoint, error) {
 	var t table
-	req := request{Op: opCheckpoint, Tops: []int{}}
-	for _, top := range tops {
-		req.Tops = append(req.Tops, t.add(top))
-	}
+	req := request{Op: opCheckpoint, Tops: t.addAll(tops)}
 	resp, files, err := c.call(ctx, req, t.files)
 	if err != nil {
 		return nil, err

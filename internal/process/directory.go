@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,8 @@ const (
 	ConsoleFile   = "console.log"
 	// ExitFile holds the vmm.Exit of a VM that has ended.
 	ExitFile = "exit.json"
+	// LifeFile holds what is on record of a VM since its last reset.
+	LifeFile = "life.json"
 )
 
 // directory is a VM's own directory, reached through its descriptor: the VM
@@ -42,39 +45,56 @@ func (d *directory) connect(ctx context.Context, port uint32) (net.Conn, error) 
 	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s_%d", d.file.Fd(), VsockSocket, port))
 }
 
-// writeExit leaves the report of the VM's end, whole or not at all.
-func (d *directory) writeExit(exit *vmm.Exit) error {
-	data, err := json.Marshal(exit)
-	if err != nil {
-		return fmt.Errorf("write %s: %w", ExitFile, err)
+// ReadLife reads what Client.Reset was given as the life of the VM in a directory,
+// after its last reset. It returns an error that wraps fs.ErrNotExist for a VM that
+// was not reset.
+func ReadLife(directory string, life any) error {
+	return readFile(filepath.Join(directory, LifeFile), life)
+}
+
+// writeExit leaves the report of the VM's end.
+func (d *directory) writeExit(exit *vmm.Exit) error { return d.write(ExitFile, exit) }
+
+// ReadExit reads a VM's exit report from its directory. It returns an error
+// that wraps fs.ErrNotExist for a VM that has not ended or whose process died.
+func ReadExit(directory string) (*vmm.Exit, error) {
+	var exit vmm.Exit
+	if err := readFile(filepath.Join(directory, ExitFile), &exit); err != nil {
+		return nil, err
 	}
-	const temporary = ExitFile + ".new"
+	return &exit, nil
+}
+
+// write writes a file in the VM's directory, whole or not at all.
+func (d *directory) write(name string, content any) error {
+	data, err := json.Marshal(content)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	temporary := name + ".new"
 	f, err := d.create(temporary)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(append(data, '\n'))
 	if err := errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", ExitFile, err)
+		return fmt.Errorf("write %s: %w", name, err)
 	}
 	fd := int(d.file.Fd())
-	if err := unix.Renameat(fd, temporary, fd, ExitFile); err != nil {
-		return fmt.Errorf("write %s: %w", ExitFile, err)
+	if err := unix.Renameat(fd, temporary, fd, name); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
 }
 
-// ReadExit reads a VM's exit report from its directory. It returns an error
-// that wraps fs.ErrNotExist for a VM that has not ended or whose process died.
-func ReadExit(path string) (*vmm.Exit, error) {
+func readFile(path string, content any) error {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer f.Close()
-	var exit vmm.Exit
-	if err := json.NewDecoder(io.LimitReader(f, 1<<20)).Decode(&exit); err != nil {
-		return nil, fmt.Errorf("read %s: %w", ExitFile, err)
+	if err := json.NewDecoder(io.LimitReader(f, 1<<20)).Decode(content); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
 	}
-	return &exit, nil
+	return nil
 }

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"time"
@@ -20,14 +21,25 @@ const (
 	opPause      = "pause"
 	opResume     = "resume"
 	opCheckpoint = "checkpoint"
+	opReset      = "reset"
 	opKill       = "kill"
 )
 
 type request struct {
 	Op    string     `json:"op"`
 	Start *startForm `json:"start,omitempty"`
-	// Tops are the new top layers of a checkpoint, by disk; -1 for a read-only one.
-	Tops []int `json:"tops,omitempty"`
+	// Tops are the new top layers of a checkpoint or a reset, by disk; -1 for a
+	// read-only one.
+	Tops  []int      `json:"tops,omitempty"`
+	Reset *resetForm `json:"reset,omitempty"`
+}
+
+// resetForm is machine.Target as it travels, without the tops.
+type resetForm struct {
+	Checkpoint   *checkpointForm  `json:"checkpoint,omitempty"`
+	Identity     machine.Identity `json:"identity"`
+	ReadyTimeout time.Duration    `json:"ready_timeout_ns"`
+	Life         json.RawMessage  `json:"life"`
 }
 
 type response struct {
@@ -35,6 +47,9 @@ type response struct {
 	Started    *Started        `json:"started,omitempty"`
 	Status     *Status         `json:"status,omitempty"`
 	Checkpoint *checkpointForm `json:"checkpoint,omitempty"`
+	// Reset is how long a reset took, from the request to the guest agent's
+	// confirmation.
+	Reset time.Duration `json:"reset_ns,omitempty"`
 }
 
 // Started is the answer to a start.
@@ -70,6 +85,8 @@ const (
 type Status struct {
 	State State     `json:"state"`
 	Exit  *vmm.Exit `json:"exit,omitempty"`
+	// Generation is what the guest has confirmed last.
+	Generation string `json:"generation,omitempty"`
 	// DiskError is the last error of the host's storage that the guest ran into.
 	DiskError *failure.Error `json:"disk_error,omitempty"`
 }
@@ -124,6 +141,14 @@ func (t *table) add(f *os.File) int {
 	}
 	t.files = append(t.files, f)
 	return len(t.files) - 1
+}
+
+func (t *table) addAll(files []*os.File) []int {
+	indices := []int{}
+	for _, f := range files {
+		indices = append(indices, t.add(f))
+	}
+	return indices
 }
 
 func (t *table) addLayers(layers []*layer.Layer) []layerForm {
@@ -188,6 +213,14 @@ func (c *claims) take(index int) *os.File {
 	f := c.files[index]
 	c.files[index] = nil
 	return f
+}
+
+func (c *claims) takeAll(indices []int) []*os.File {
+	var files []*os.File
+	for _, index := range indices {
+		files = append(files, c.take(index))
+	}
+	return files
 }
 
 // takeLayers opens the layers of a stack. A file that is none is an error like a

@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -77,6 +78,10 @@ type server struct {
 	paused    atomic.Bool
 	diskError atomic.Pointer[failure.Error] // set from device workers, so no lock
 
+	// living is held from a reset to its record, so that the record is that of the
+	// last one.
+	living sync.Mutex
+
 	mu       sync.Mutex
 	conns    map[*conn]struct{} // nil once the server closes
 	handlers sync.WaitGroup
@@ -111,9 +116,7 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	if k := files.take(form.Kernel); k != nil {
 		c.Kernel = &machine.Kernel{Image: k, Initrd: files.take(form.Initrd)}
 	}
-	for _, top := range form.Tops {
-		c.Tops = append(c.Tops, files.take(top))
-	}
+	c.Tops = files.takeAll(form.Tops)
 	device := files.take(form.KVM)
 	s.directory.file, s.console = files.take(form.Directory), files.take(form.Console)
 	c.Vsock.Connect = s.directory.connect
@@ -157,8 +160,7 @@ func (s *server) watch(launcher *conn, attached bool) {
 
 // bringUp starts the guest and waits until it is ready and renewed.
 func (s *server) bringUp(ctx context.Context, form *startForm) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, form.ReadyTimeout, failure.New(failure.GuestNotReady,
-		"guest agent did not answer within %v", form.ReadyTimeout))
+	ctx, cancel := readyIn(ctx, form.ReadyTimeout)
 	defer cancel()
 	if err := s.machine.Bring(ctx, form.Identity); err != nil {
 		return err
@@ -180,7 +182,10 @@ func (s *server) explain(err error) *failure.Error {
 func classify(err error) *failure.Error {
 	var incompatible *cpu.IncompatibleError
 	var unconfirmed *client.UnconfirmedError
+	var misfit *machine.ShapeError
 	switch {
+	case errors.As(err, &misfit), errors.Is(err, machine.ErrNoOrigin):
+		return failure.As(failure.InvalidArgument, err)
 	case errors.As(err, &incompatible):
 		return failure.As(failure.SnapshotUnsupported, err)
 	case errors.As(err, &unconfirmed):
@@ -258,12 +263,14 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 		return c.send(response{}, nil)
 	case opCheckpoint:
 		return s.checkpoint(c, req, files)
+	case opReset:
+		return s.reset(c, req, files)
 	}
 	return c.send(response{Error: failure.New(failure.InvalidArgument, "unknown operation %q", req.Op)}, nil)
 }
 
 func (s *server) status() *Status {
-	st := &Status{State: Running}
+	st := &Status{State: Running, Generation: s.machine.Generation()}
 	if s.paused.Load() {
 		st.State = Paused
 	}
@@ -287,10 +294,7 @@ func (s *server) setPaused(paused bool) *failure.Error {
 }
 
 func (s *server) checkpoint(c *conn, req *request, files *claims) error {
-	var tops []*os.File
-	for _, index := range req.Tops {
-		tops = append(tops, files.take(index))
-	}
+	tops := files.takeAll(req.Tops)
 	if files.err != nil {
 		linux.CloseFiles(tops...)
 		return c.send(response{Error: failure.As(failure.InvalidArgument, files.err)}, nil)
@@ -307,6 +311,58 @@ func (s *server) checkpoint(c *conn, req *request, files *claims) error {
 	}
 	defer state.Close()
 	return c.send(response{Checkpoint: &form}, t.files)
+}
+
+func (s *server) reset(c *conn, req *request, files *claims) error {
+	begun := time.Now()
+	target, err := takeTarget(req, files)
+	if err != nil {
+		return c.send(response{Error: failure.As(failure.InvalidArgument, err)}, nil)
+	}
+	ctx, cancel := readyIn(context.Background(), req.Reset.ReadyTimeout)
+	defer cancel()
+	if err := s.resetTo(ctx, target, req.Reset.Life); err != nil {
+		return c.send(response{Error: s.explain(err)}, nil)
+	}
+	return c.send(response{Reset: time.Since(begun)}, nil)
+}
+
+func (s *server) resetTo(ctx context.Context, t machine.Target, life json.RawMessage) error {
+	s.living.Lock()
+	defer s.living.Unlock()
+	if _, err := s.machine.Reset(ctx, t); err != nil {
+		return err
+	}
+	s.diskError.Store(nil)
+	// Whoever wants to speak to the guest needs its new generation.
+	err := s.directory.write(LifeFile, life)
+	if err != nil {
+		s.machine.End(vmm.ReasonResetFailed, err.Error())
+	}
+	return err
+}
+
+// takeTarget is the receiving end of Client.Reset.
+func takeTarget(req *request, files *claims) (t machine.Target, err error) {
+	if req.Reset == nil {
+		return t, errors.New("reset says nothing of where to")
+	}
+	t = machine.Target{Tops: files.takeAll(req.Tops), Identity: req.Reset.Identity}
+	if req.Reset.Checkpoint != nil {
+		t.To, err = files.takeCheckpoint(*req.Reset.Checkpoint)
+	}
+	if err = errors.Join(err, files.err); err != nil {
+		linux.CloseFiles(t.Tops...)
+		if t.To != nil {
+			t.To.Close()
+		}
+	}
+	return t, err
+}
+
+// readyIn bounds the wait for a guest agent.
+func readyIn(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, timeout, failure.New(failure.GuestNotReady, "guest agent did not answer within %v", timeout))
 }
 
 func (s *server) noteDiskError(disk string, err error) {

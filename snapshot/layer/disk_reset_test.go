@@ -61,7 +61,7 @@ func TestDiskReset(t *testing.T) {
 // A disk that is reset again and again holds no more files than one that is not.
 func TestDiskResetClosesFiles(t *testing.T) {
 	d := must(NewDisk(DiskConfig{Size: 16 * UnitSize, Layers: []*Layer{rawLayer(t, filled(UnitSize))}, Top: newTop(t)}))(t)
-	before := descriptors()
+	before := openFiles(t)
 	for range 20 {
 		must(d.WriteAt(filled(3*UnitSize), 0))(t)
 		must(d.Freeze(newTop(t)))(t).Close()
@@ -70,7 +70,7 @@ func TestDiskResetClosesFiles(t *testing.T) {
 		}
 	}
 	d.gone.Wait()
-	if now := descriptors(); now != before {
+	if now := openFiles(t); now != before {
 		t.Errorf("%d descriptors, before the resets %d", now, before)
 	}
 	if err := d.Close(); err != nil {

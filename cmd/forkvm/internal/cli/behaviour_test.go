@@ -130,6 +130,24 @@ func TestGuestEndsUnderACommand(t *testing.T) {
 	}
 }
 
+func TestResetUnderACommand(t *testing.T) {
+	s := newSession(t)
+	vm := s.node.vms[1]
+	vm.become(node.Status{State: node.Running, Generation: vm.record.Identity.Generation})
+	vm.onExec = func() {
+		vm.become(node.Status{State: node.Running, Generation: "00000000-0000-0000-0000-000000000001"})
+	}
+	vm.execErr = &client.ConnectionError{Op: proto.OpExec, Started: true, Err: io.EOF}
+	_, stderr, code := s.run("exec", "beta", "make")
+	if want := "forkvm: vm beta was reset: exec in guest: connection lost while it ran: EOF\n"; code != exitOurs || stderr != want {
+		t.Errorf("exit code %d: %s", code, stderr)
+	}
+	vm.become(node.Status{State: node.Running, Generation: vm.record.Identity.Generation})
+	if stdout, _, _ := s.run("exec", "-o", "jsonl", "beta", "make"); !strings.Contains(stdout, `"code":"vm_reset"`) {
+		t.Errorf("a reset in JSON: %s", stdout)
+	}
+}
+
 func TestRunWithoutACommandShowsTheConsole(t *testing.T) {
 	for _, c := range []struct {
 		reason vmm.Reason

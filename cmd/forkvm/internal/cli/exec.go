@@ -199,8 +199,8 @@ func codeOf(r client.Result) error {
 	return exitCode(r.ExitCode)
 }
 
-// execFailure finds out why a command has no result: a VM that ended explains
-// more than a connection that broke.
+// execFailure finds out why a command has no result: a VM that was reset or has
+// ended explains more than a connection that broke.
 func execFailure(ctx context.Context, vm VM, err error) error {
 	var lost *client.ConnectionError
 	if ctx.Err() != nil || !errors.As(err, &lost) {
@@ -208,7 +208,11 @@ func execFailure(ctx context.Context, vm VM, err error) error {
 	}
 	st := settled(ctx, vm)
 	switch {
-	case st == nil || st.State == node.Running:
+	case st == nil:
+		return err
+	case wasReset(vm, st):
+		return failure.New(failure.VMReset, "vm %s was reset: %w", vm.Record().Name, err)
+	case st.State == node.Running:
 		return err
 	case st.Exit != nil:
 		return failure.New(failure.GuestEnded, "%w", st.Exit)
@@ -216,14 +220,20 @@ func execFailure(ctx context.Context, vm VM, err error) error {
 	return failure.New(failure.VMProcessGone, "the process of vm %s is gone: %w", vm.Record().Name, err)
 }
 
+// wasReset reports whether a VM has another life than when it was found.
+func wasReset(vm VM, st *node.Status) bool {
+	return st.Generation != "" && st.Generation != vm.Record().Identity.Generation
+}
+
 // settled is the status of a VM, given a moment: a guest's connections break a
-// little before its process has written the report of the end.
+// little before its process has written the report of the end, or a reset guest
+// has its identity.
 func settled(ctx context.Context, vm VM) *node.Status {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	for {
 		st, err := vm.Status(ctx)
-		if err == nil && st.State != node.Running {
+		if err == nil && (st.State != node.Running || wasReset(vm, st)) {
 			return st
 		}
 		select {

@@ -107,10 +107,10 @@ func (n *fakeNode) add(id, name string, st node.Status, origin func(*node.Record
 	vm := &fakeVM{node: n, status: st, console: n.console, files: map[string]string{}, ended: make(chan struct{})}
 	vm.record = node.Record{
 		Schema: node.RecordSchema, ID: id, Name: name, Created: epoch,
-		Shape:    machine.Shape{CPUs: 2, MemoryBytes: 1 << 30, Disks: []machine.DiskShape{{Name: "root", Size: 1 << 30}}},
-		Identity: machine.Identity{Generation: "00000000-0000-0000-0000-0000000000" + id[10:], Hostname: name, MachineID: strings.Repeat("0", 20) + id, Time: machine.TimeHost},
-		PID:      1000 + len(n.vms), ReadyMS: 12.5,
+		Shape: machine.Shape{CPUs: 2, MemoryBytes: 1 << 30, Disks: []machine.DiskShape{{Name: "root", Size: 1 << 30}}},
+		PID:   1000 + len(n.vms), ReadyMS: 12.5,
 	}
+	vm.record.Identity = machine.Identity{Generation: "00000000-0000-0000-0000-0000000000" + id[10:], Hostname: name, MachineID: strings.Repeat("0", 20) + id, Time: machine.TimeHost}
 	origin(&vm.record)
 	n.vms = append(n.vms, vm)
 	return vm
@@ -256,6 +256,22 @@ func (vm *fakeVM) Status(context.Context) (*node.Status, error) {
 
 func (vm *fakeVM) Pause(context.Context) error  { return vm.switchTo(node.Paused) }
 func (vm *fakeVM) Resume(context.Context) error { return vm.switchTo(node.Running) }
+
+func (vm *fakeVM) Reset(_ context.Context, o node.ResetOptions) (time.Duration, error) {
+	if o.To == "" && vm.record.Snapshot == "" && !vm.over() {
+		return 0, failure.New(failure.InvalidArgument, "vm %s was booted from an image and has no snapshot to go back to", vm.record.Name)
+	}
+	if o.To != "" {
+		if _, err := vm.node.InspectSnapshot(o.To); err != nil {
+			return 0, err
+		}
+		vm.record.Snapshot = o.To
+	}
+	if err := vm.switchTo(node.Running); err != nil {
+		return 0, err
+	}
+	return 2500 * time.Microsecond, nil
+}
 
 func (vm *fakeVM) switchTo(s node.State) error {
 	if vm.over() {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -26,6 +27,18 @@ func (a *app) pauseVerb() *cobra.Command {
 
 func (a *app) resumeVerb() *cobra.Command {
 	return a.changeVerb("resume VM...", "Let paused VMs go on", func(ctx context.Context, vm VM) error { return vm.Resume(ctx) })
+}
+
+func (a *app) resetVerb() *cobra.Command {
+	var options node.ResetOptions
+	cmd := a.changeVerb("reset [flags] VM...", "Put VMs back to the snapshot they came from", func(ctx context.Context, vm VM) error {
+		_, err := vm.Reset(ctx, options)
+		return err
+	})
+	cmd.Example = "  forkvm reset vm-1\n  forkvm reset vm-1 --to step-3"
+	cmd.Flags().StringVar(&options.To, "to", "", "go back to this snapshot, and from then on come from it")
+	cmd.Flags().DurationVar(&options.ReadyTimeout, "ready-timeout", node.DefaultReadyTimeout, "how long to wait for the guest agent")
+	return cmd
 }
 
 func (a *app) killVerb() *cobra.Command {

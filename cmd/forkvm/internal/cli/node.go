@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"io"
+	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
@@ -67,6 +68,7 @@ type Life interface {
 	Status(ctx context.Context) (*node.Status, error)
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
+	Reset(ctx context.Context, o node.ResetOptions) (time.Duration, error)
 	Kill(ctx context.Context) error
 	Wait(ctx context.Context) (*vmm.Exit, error)
 	Remove(ctx context.Context, force bool) error
