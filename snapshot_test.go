@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/snapshot/store"
 )
 
 // TestSnapshotDuringBoot stops guests in the middle of their boot, before there
@@ -163,6 +165,32 @@ func TestCaseC4(t *testing.T) {
 	again := restore(t, ctx, own, "template", forkvm.Config{Name: "again"})
 	if got := sh(t, ctx, again, "echo 3 > /proc/sys/vm/drop_caches; sha256sum /root/old*"); got != sums {
 		t.Errorf("restored again:\n%s\nwant\n%s", got, sums)
+	}
+	swapDisk(t, own, "template")
+	if vm, err := forkvm.Restore(ctx, own, "template", config(t, forkvm.Config{Name: "swapped"})); err == nil {
+		t.Error("a snapshot with another disk of the same size was restored")
+		vm.Close()
+	}
+}
+
+// swapDisk puts another file of the same size in the place of a snapshot's lowest
+// disk layer.
+func swapDisk(t *testing.T, st *store.Store, name string) {
+	t.Helper()
+	m, err := st.Stat(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := m.Disks[0].Layers[0]
+	path := filepath.Join(st.Path(), "snapshots", name, ref.File)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, bytes.Repeat([]byte("another "), int(ref.Bytes/8)), 0o444); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, ref.Bytes); err != nil {
+		t.Fatal(err)
 	}
 }
 

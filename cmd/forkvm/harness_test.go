@@ -185,6 +185,7 @@ type view struct {
 	ID, Name, State, Directory string
 	PID                        int
 	CPUs                       int
+	DiskError                  *struct{ Code string } `json:"disk_error"`
 }
 
 func (h *host) inspect(vm string) view {

@@ -492,6 +492,62 @@ func TestHostDiskFullDuringSnapshot(t *testing.T) {
 	h.sh("clone", "sha256sum -c /tmp/sum")
 }
 
+// The host's disk fills up under a guest: the write fails, inspect says why, and
+// the VM goes on.
+func TestCaseC5(t *testing.T) {
+	testkit.Long(t)
+	testkit.RequireRoot(t)
+	data := t.TempDir()
+	if err := unix.Mount("tmpfs", data, "tmpfs", 0, "size=512m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(data, 0); err != nil {
+			t.Errorf("something still uses the data directory: %v", err)
+		}
+	})
+	h := newHost(t, data)
+	h.must("create", slowly, "--name", "full", "--memory", guestMemory, h.image("disk"))
+	fill(t, filepath.Join(data, "filler"), 4<<20)
+	if r := h.forkvm("exec", "full", "--", "dd", "if=/dev/urandom", "of=/root/big", "bs=1M", "count=16", "conv=fsync"); r.code == 0 {
+		t.Errorf("16 MiB were written to a host disk with 4: %v", r)
+	}
+	if e := h.inspect("full").DiskError; e == nil || e.Code != "no_space" {
+		t.Errorf("disk error of the VM: %+v", e)
+	}
+	if out := h.sh("full", "echo ok"); out != "ok" {
+		t.Errorf("the guest agent answers %q", out)
+	}
+}
+
+// The process of a VM with writes in flight is killed after a snapshot: the
+// snapshot is whole, and its clone's writes go on.
+func TestCaseC2(t *testing.T) {
+	testkit.Long(t)
+	h := newHost(t, "")
+	vm := h.start("writer")
+	h.must("cp", filepath.Join(testkit.RequireGuest(t), "guestload"), "writer:/usr/bin/guestload")
+	h.sh("writer", "mkdir -p /var/tmp; setsid sh -c 'guestload random -depth 64 >/run/random.log 2>&1; echo $? >/run/random.exit' >/dev/null 2>&1 & true")
+	requests := func(name string) int {
+		n, err := strconv.Atoi(h.sh(name, "cat /run/random 2>/dev/null || echo 0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	h.eventually("the guest writes", func() bool { return requests("writer") > 256 })
+	h.must("pause", "writer")
+	h.must("snapshot", "writer", "in-flight")
+	t.Cleanup(func() { h.must("snapshot", "rm", "in-flight") })
+	if err := syscall.Kill(vm.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	h.must("create", slowly, "--snapshot", "in-flight", "--name", "clone")
+	before := requests("clone")
+	h.eventually("the clone's writes go on", func() bool { return requests("clone") > before+256 })
+	h.sh("clone", "touch /run/random.stop; while ! test -e /run/random.exit; do sleep 0.1; done; cat /run/random.log >&2; exit $(cat /run/random.exit)")
+}
+
 // fill makes a file that leaves so much free.
 func fill(t *testing.T, path string, free uint64) {
 	t.Helper()

@@ -17,7 +17,9 @@ import (
 var probes = map[string]func(args []string) error{
 	"draw":    draw,
 	"connect": connect,
+	"hog":     hog,
 	"now":     now,
+	"random":  random,
 	"tls":     handshakes,
 }
 
