@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"unsafe"
@@ -8,10 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mapping is a range of this process's address space whose parts are mapped
-// over one by one. It starts as anonymous private memory that reads as zeros.
+// Mapping is a range of this process's address space. One that Reserve made
+// starts as anonymous private memory that reads as zeros, and its parts are
+// mapped over one by one.
 //
-// The pointer it keeps stays valid from Reserve to Unmap: the range is never
+// The pointer it keeps stays valid until Unmap: the range is never
 // moved, and replacing a part of it (MAP_FIXED) leaves no moment at which
 // another mapping could get the addresses.
 type Mapping struct {
@@ -33,6 +35,34 @@ func Reserve(size uint64) (*Mapping, error) {
 		return nil, fmt.Errorf("map memory (%d bytes): %w", size, err)
 	}
 	return &Mapping{base: base, size: uintptr(size)}, nil
+}
+
+// MapWindow maps the first length bytes of a file to write to them: shared, and
+// with every page there, so that writing neither faults nor fails. EINVAL from a
+// kernel before 5.14.
+func MapWindow(f *os.File, length uint64) (*Mapping, error) {
+	m, err := mapWhole(f, length, readWrite, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Advise(0, length, unix.MADV_POPULATE_WRITE); err != nil {
+		return nil, errors.Join(err, m.Unmap())
+	}
+	return m, nil
+}
+
+// MapReadOnly maps the first length bytes of a file to read them. It does not
+// stand in the way of a seal.
+func MapReadOnly(f *os.File, length uint64) (*Mapping, error) {
+	return mapWhole(f, length, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+}
+
+func mapWhole(f *os.File, length uint64, protection, flags int) (*Mapping, error) {
+	base, err := unix.MmapPtr(int(f.Fd()), 0, nil, uintptr(length), protection, flags)
+	if err != nil {
+		return nil, fmt.Errorf("map file (%s, %d bytes): %w", f.Name(), length, err)
+	}
+	return &Mapping{base: base, size: uintptr(length)}, nil
 }
 
 // Size is the length of the whole range in bytes.

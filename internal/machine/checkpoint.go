@@ -72,6 +72,9 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 	if err := m.checkTops(tops); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
+	if err := m.memory.PrepareFreeze(); err != nil {
+		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, closeFiles(tops...)))
+	}
 	frozen, err := m.freeze(tops)
 	// What is left of the tops was not needed: those disks have not changed.
 	if err := errors.Join(err, linux.CloseFiles(tops...)); err != nil {

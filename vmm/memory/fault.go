@@ -23,18 +23,34 @@ func (m *Memory) endAccess(old bool, err *error) {
 	if cause == nil {
 		return
 	}
-	fault, ok := cause.(interface {
-		runtime.Error
-		Addr() uintptr
-	})
+	fault, ok := cause.(memoryFault)
 	if !ok || fault.Addr()-m.base >= uintptr(m.size) { // wraps for addresses below
 		panic(cause)
 	}
 	*err = fmt.Errorf("access guest memory (offset %#x): %w", fault.Addr()-m.base, ErrBackingLost)
 }
 
-// guard runs fn, which touches guest memory, as an access.
-func (m *Memory) guard(fn func() error) (err error) {
-	defer m.endAccess(beginAccess(), &err)
+// guard runs fn, which touches guest memory or files that are mapped beside it,
+// and turns any fault into an error.
+func guard(fn func() error) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		cause := recover()
+		if cause == nil {
+			return
+		}
+		fault, ok := cause.(memoryFault)
+		if !ok {
+			panic(cause)
+		}
+		err = fmt.Errorf("access memory layers (address %#x): %w", fault.Addr(), ErrBackingLost)
+	}()
 	return fn()
+}
+
+// memoryFault is what the runtime panics with under SetPanicOnFault.
+type memoryFault interface {
+	runtime.Error
+	Addr() uintptr
 }

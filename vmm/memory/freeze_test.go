@@ -139,6 +139,26 @@ func (o *model) pages() []uint64 {
 	return pages
 }
 
+// discard gives pages back, which become zeros or, when mappings have run out,
+// stay what they are.
+func (o *model) discard(t *testing.T, r *rand.Rand, m *Memory) {
+	for range r.IntN(4) {
+		n := PageSize * (1 + r.IntN(40))
+		at := r.IntN(512 * PageSize)
+		if err := m.Discard(uint64(at), uint64(n)); err != nil {
+			t.Fatal(err)
+		}
+		for page := (at + PageSize - 1) / PageSize; page < (at+n)/PageSize; page++ {
+			if m.view[find(m.view, uint64(page))].zero() && isZero(m.page(uint64(page))) {
+				clear(o.data[page*PageSize : (page+1)*PageSize])
+				delete(o.written, uint64(page))
+			} else if m.budget > 40 {
+				t.Fatalf("page %d was not discarded", page)
+			}
+		}
+	}
+}
+
 // mutate writes random things of random sizes, a third of them zeros.
 func (o *model) mutate(t *testing.T, r *rand.Rand, m *Memory) {
 	for range 1 + r.IntN(60) {
@@ -194,11 +214,25 @@ func runModel(t *testing.T, s scanner, mappings, generations int) {
 	o := model{data: make([]byte, testSize), written: map[uint64]bool{}}
 	for generation := range generations {
 		o.mutate(t, r, m)
+		o.discard(t, r, m)
+		o.mutate(t, r, m)
 		// A read makes nothing private, whatever it finds there.
 		m.ReadAt(make([]byte, 64*PageSize), uint64(r.IntN(testSize-64*PageSize)))
-		checkWritten(t, m, &o, mappings != 0)
+		checkWritten(t, m, &o)
 		before := bytes.Clone(o.data)
+		if r.IntN(2) == 0 {
+			if err := m.PrepareFreeze(); err != nil {
+				t.Fatal(err)
+			}
+			o.mutate(t, r, m) // the guest does not stand still
+			before = bytes.Clone(o.data)
+		}
 		layer := freeze(t, m)
+		if r.IntN(2) == 0 {
+			if err := layer.Seal(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		config.Layers = append(config.Layers, layer)
 		checkLayerContents(t, layer, o.data)
 		wantPrivate(t, m)
@@ -220,24 +254,23 @@ func runModel(t *testing.T, s scanner, mappings, generations int) {
 	if n := len(m.mapped); n > m.budget {
 		t.Errorf("%d mappings with a budget of %d", n, m.budget)
 	}
-	// One for each layer, which is the test's, and one for each child's page map.
-	if n := openDescriptors(t) - descriptors; mappings == 0 && n > generations+generations/10 {
+	// One for each layer, which is the test's, and one for each child's page map, and
+	// those that a memory keeps.
+	if n := openDescriptors(t) - descriptors; mappings == 0 && n > generations+generations/10+2*(maxKeptLayers+1) {
 		t.Errorf("%d descriptors after %d freezes", n, generations)
 	}
 }
 
 // checkWritten compares the private pages with those written. A copied page that
 // was written with what it had before does not count as written.
-func checkWritten(t *testing.T, m *Memory, o *model, copied bool) {
+func checkWritten(t *testing.T, m *Memory, o *model) {
 	t.Helper()
 	extents, err := m.Private()
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, want := pagesOf(extents), o.pages()
-	if copied {
-		want = slices.DeleteFunc(want, func(n uint64) bool { return m.copied.has(n) && !slices.Contains(got, n) })
-	}
+	got := pagesOf(extents)
+	want := slices.DeleteFunc(o.pages(), func(n uint64) bool { return m.copied.has(n) && !slices.Contains(got, n) })
 	if !slices.Equal(got, want) {
 		t.Fatalf("private pages %v, want %v", got, want)
 	}

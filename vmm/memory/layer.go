@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -27,22 +28,35 @@ type Extent struct {
 type Layer struct {
 	File    *os.File // may be nil if all extents are zeros
 	Extents []Extent
+
+	window *linux.Mapping // how Freeze filled the file, nil if it wrote to it
 }
 
 // Seal forbids any further change of the file of a layer that Freeze made.
 // Freeze itself only forbids shrinking, so that a header and an index can still
 // be written around the data; whoever has done that calls Seal.
 func (l Layer) Seal() error {
+	if err := l.unmap(); err != nil {
+		return err
+	}
 	return linux.AddSeals(l.File, linux.SealWrite|linux.SealGrow|linux.SealShrink|linux.SealSeal)
 }
 
 // Close closes the layer's file. Memories made from the layer keep their own
 // hold on it.
 func (l Layer) Close() error {
+	err := l.unmap()
 	if l.File == nil {
+		return err
+	}
+	return errors.Join(err, l.File.Close())
+}
+
+func (l Layer) unmap() error {
+	if l.window == nil {
 		return nil
 	}
-	return l.File.Close()
+	return l.window.Unmap()
 }
 
 // LayerError says what is wrong with a layer given to New.

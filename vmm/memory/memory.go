@@ -22,8 +22,9 @@ type Config struct {
 	// Layers are bottom first; none: all zeros. New duplicates the descriptors it
 	// needs; Reset needs the files themselves, as long as it may be called.
 	Layers []Layer
-	// Mappings bounds the number of host mappings, 0 means DefaultMappings.
-	// Extents that do not fit into it are copied instead, the shortest first.
+	// Mappings bounds the number of host mappings, 0 means DefaultMappings. Where
+	// there are most of them, what would exceed it is copied into a file of its
+	// own and mapped from there.
 	Mappings int
 }
 
@@ -55,6 +56,16 @@ type Memory struct {
 	// copied are the pages where the two differ: private pages that start out
 	// with the contents that view says. nil until there are any.
 	copied bitmap
+	// discarded are the pages that Discard made zeros since the last freeze,
+	// although a layer has something there. nil until there are any.
+	discarded bitmap
+	// kept are the copied pages that Freeze left where they are, by the layer
+	// that has them, oldest first. windows are the files of some of these layers,
+	// mapped to be compared with.
+	kept    []keptPages
+	windows map[int]*linux.Mapping // by source
+	// prepared is the file for the next layer, nil if there is none.
+	prepared *layerFile
 }
 
 // New makes a memory whose contents are the layers' on top of zeros, without
@@ -116,7 +127,15 @@ func (m *Memory) construct(layers []Layer) (err error) {
 
 // fill gives the fresh mapping the contents that view says.
 func (m *Memory) fill() error {
-	rest, err := m.place(m.dataPieces())
+	data := m.dataPieces()
+	if len(overlay(m.mapped, data, appendApart)) > m.limit(len(data)) {
+		windows := m.crowded(data, m.flatTarget())
+		if err := m.flatten(windows, flatSource, m.readView); err != nil {
+			return err
+		}
+		data = outside(data, windows)
+	}
+	rest, err := m.place(data)
 	if err != nil {
 		return err
 	}
@@ -153,17 +172,21 @@ func (m *Memory) dataPieces() []piece {
 	return data
 }
 
-// advise sets what holds for all of RAM, again after parts of it were mapped
-// anew, since mappings do not inherit it.
-func (m *Memory) advise() error {
+// advise sets what holds for all of RAM.
+func (m *Memory) advise() error { return m.adviseRange(pageRange{0, m.pages}) }
+
+// adviseRange sets it again for what was mapped anew, since mappings do not
+// inherit it.
+func (m *Memory) adviseRange(r pageRange) error {
+	offset, length := r.start*PageSize, (r.end-r.start)*PageSize
 	// A huge page would be private as a whole after a write to any part of it,
 	// and 512 pages would go into the next layer instead of one.
-	err := m.mapping.Advise(0, m.size, unix.MADV_NOHUGEPAGE)
+	err := m.mapping.Advise(offset, length, unix.MADV_NOHUGEPAGE)
 	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: a kernel without huge pages
 		return err
 	}
 	// Guest RAM is large and holds the user's data: no place for it in a core dump.
-	return m.mapping.Advise(0, m.size, unix.MADV_DONTDUMP)
+	return m.mapping.Advise(offset, length, unix.MADV_DONTDUMP)
 }
 
 // Size is the RAM's size in bytes.
@@ -192,6 +215,7 @@ func (m *Memory) Close() error {
 	if m.pagemap != nil {
 		errs = append(errs, m.pagemap.Close())
 	}
+	errs = append(errs, m.closeFrozen())
 	for _, f := range m.sources {
 		if f != nil {
 			errs = append(errs, f.Close())

@@ -96,3 +96,20 @@ func layerPieces(extents []Extent, source int) []piece {
 	}
 	return pieces
 }
+
+// inside returns the parts of pieces that lie in the ranges. Both ascend.
+func inside(pieces []piece, ranges []pageRange) []piece {
+	out := make([]piece, 0, len(pieces))
+	for _, p := range pieces {
+		for len(ranges) > 0 && ranges[0].end <= p.start {
+			ranges = ranges[1:]
+		}
+		for _, r := range ranges {
+			if r.start >= p.end() {
+				break
+			}
+			out = append(out, p.from(max(p.start, r.start)).until(min(p.end(), r.end)))
+		}
+	}
+	return out
+}

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // place maps pieces, which view already has, over what is mapped there. It
@@ -26,11 +29,20 @@ func (m *Memory) place(pieces []piece) (rest []piece, err error) {
 		done++
 	}
 	m.mapped = overlay(m.mapped, chosen[:done], appendApart)
-	rest = append(rest, chosen[done:]...)
-	if errors.Is(err, unix.ENOMEM) {
-		err = nil // the process has all the mappings that vm.max_map_count allows
+	if done < len(chosen) {
+		rest = append(rest, chosen[done:]...)
+		byStart(rest)
 	}
-	return rest, err
+	return rest, ignoreTooMany(err)
+}
+
+// ignoreTooMany forgives a mapping that failed because the process has all that
+// vm.max_map_count allows.
+func ignoreTooMany(err error) error {
+	if errors.Is(err, unix.ENOMEM) {
+		return nil
+	}
+	return err
 }
 
 // markCopied notes that pieces are in private pages instead of mapped.
@@ -63,20 +75,51 @@ func (m *Memory) file(source int) *os.File {
 	return m.origin.files[source]
 }
 
-// choose splits pieces into those to map and those to copy, both ascending in
-// the first case. Long ones are mapped first: they cost most to copy.
+// choose splits pieces into those to map and those to copy, both ascending. Long
+// ones are mapped first: they cost most to copy.
 func (m *Memory) choose(pieces []piece) (chosen, rest []piece) {
-	if len(overlay(m.mapped, pieces, appendApart)) <= m.budget {
+	limit := m.limit(len(pieces))
+	if len(overlay(m.mapped, pieces, appendApart)) <= limit {
 		return pieces, nil
 	}
 	// A mapping in the middle of another adds two.
-	room := max(0, (m.budget-len(m.mapped))/2)
-	byLength := slices.Clone(pieces)
-	slices.SortStableFunc(byLength, func(a, b piece) int { return cmp.Compare(b.count, a.count) })
-	chosen, rest = byLength[:min(room, len(byLength))], byLength[min(room, len(byLength)):]
-	slices.SortFunc(chosen, func(a, b piece) int { return cmp.Compare(a.start, b.start) })
+	room := max(0, (limit-len(m.mapped))/2)
+	sorted := slices.Clone(pieces)
+	slices.SortStableFunc(sorted, func(a, b piece) int { return cmp.Compare(b.count, a.count) })
+	chosen, rest = sorted[:min(room, len(sorted))], sorted[min(room, len(sorted)):]
+	byStart(chosen)
+	byStart(rest)
 	return chosen, rest
 }
+
+func byStart(pieces []piece) {
+	slices.SortFunc(pieces, func(a, b piece) int { return cmp.Compare(a.start, b.start) })
+}
+
+// Mappings that a process may need for other things than memories, and from how
+// many new ones on it is looked up how many the process has.
+const (
+	spareMappings = 4096
+	manyMappings  = 256
+)
+
+// limit is how many mappings the memory may have when more are to be added:
+// those of its budget, as far as the process has room for them beside all that it
+// has mapped otherwise, such as the memories of other VMs.
+func (m *Memory) limit(more int) int {
+	if more < manyMappings {
+		return m.budget
+	}
+	free, err := linux.FreeMappings()
+	if err != nil {
+		return m.budget // no /proc in sight: one VM to a process, which is locked up
+	}
+	return max(1, min(m.budget, len(m.mapped)+free-spareMappings))
+}
+
+// flatTarget is how many mappings flattening aims at: below the limit, so that it
+// is not needed again soon.
+func (m *Memory) flatTarget() int { return m.limit(manyMappings) * 3 / 4 }
 
 func (m *Memory) mapPiece(p piece) error {
 	if p.zero() {
@@ -89,7 +132,7 @@ func (m *Memory) mapPiece(p piece) error {
 func (m *Memory) copyIn(p piece) error {
 	pages := m.ram[p.start*PageSize : p.end()*PageSize]
 	if p.zero() {
-		return m.guard(func() error {
+		return guard(func() error {
 			clear(pages)
 			return nil
 		})
@@ -142,6 +185,31 @@ func (b bitmap) run(start, end uint64) uint64 {
 	n := start + 1
 	for n < end && b.has(n) == b.has(start) {
 		n++
+	}
+	return n
+}
+
+// ranges returns the set in ascending ranges that do not touch.
+func (b bitmap) ranges() []pageRange {
+	var ranges []pageRange
+	for i, word := range b {
+		first := uint64(i) * 64
+		for word != 0 {
+			start := uint64(bits.TrailingZeros64(word))
+			count := uint64(bits.TrailingZeros64(^(word >> start)))
+			ranges = appendRange(ranges, first+start, first+start+count)
+			if start+count == 64 {
+				break
+			}
+			word &= ^uint64(0) << (start + count)
+		}
+	}
+	return ranges
+}
+
+func (b bitmap) count() (n uint64) {
+	for _, word := range b {
+		n += uint64(bits.OnesCount64(word))
 	}
 	return n
 }

@@ -69,6 +69,9 @@ func (m *Memory) resetLocked() error {
 	}
 	var rest []piece
 	if &m.view[0] != &m.origin.view[0] { // otherwise nothing was mapped since
+		if err := m.closeFrozen(); err != nil {
+			return err
+		}
 		var err error
 		m.view = m.origin.view
 		if rest, err = m.place(differing(m.view, m.mapped)); err != nil {
@@ -188,6 +191,10 @@ func closeAll(files []*os.File) {
 // any more: nothing that is wanted comes from it.
 const otherSource = -2
 
+// flatSource stands for a file that the memory was flattened into when it was
+// made: it has the origin's contents.
+const flatSource = -3
+
 func renumbered(pieces []piece, numbers map[int]int) []piece {
 	out := make([]piece, len(pieces))
 	for i, p := range pieces {
@@ -203,8 +210,8 @@ func renumbered(pieces []piece, numbers map[int]int) []piece {
 	return out
 }
 
-// differing returns the parts of want where have is something else. Both cover
-// the same pages.
+// differing returns the parts of want, which is the origin's view, where have is
+// something else. Both cover the same pages.
 func differing(want, have []piece) []piece {
 	var out []piece
 	for _, w := range want {
@@ -212,7 +219,7 @@ func differing(want, have []piece) []piece {
 			h := have[0]
 			start, end := max(w.start, h.start), min(w.end(), h.end())
 			part, is := w.from(start).until(end), h.from(start)
-			if part.source != is.source || !part.zero() && part.offset != is.offset {
+			if is.source != flatSource && (part.source != is.source || !part.zero() && part.offset != is.offset) {
 				out = appendMerged(out, part)
 			}
 			if h.end() > w.end() {

@@ -136,6 +136,30 @@ func TestResetOfAClosedMemory(t *testing.T) {
 	}
 }
 
+// What was flattened when the memory was made stays as it is.
+func TestResetOfAFragmentedMemory(t *testing.T) {
+	m := newMemory(t, Config{Size: 64 << 20, Mappings: 500, Layers: []Layer{scattered(t, 2000, 4)}})
+	before := dump(t, m)
+	for range 3 {
+		write(t, m, 8*PageSize, []byte("private"))
+		freeze(t, m)
+		write(t, m, 9*PageSize, []byte("private"))
+		if err := m.Discard(0, 4<<20); err != nil {
+			t.Fatal(err)
+		}
+		freeze(t, m)
+		reset(t, m)
+		wantPrivate(t, m)
+		wantContents(t, m, before)
+		if n := kernelMappings(t, m); n > 500 {
+			t.Errorf("%d mappings", n)
+		}
+	}
+	if n := m.copied.count(); n > 1024 { // what the discard took out of the flat file
+		t.Errorf("%d pages are copied", n)
+	}
+}
+
 // A memory goes through random writes, freezes and resets, with as many mappings
 // as it likes and with too few, and has what a plain array has.
 func TestResetAgainstModel(t *testing.T) {
@@ -157,7 +181,17 @@ func TestResetAgainstModel(t *testing.T) {
 			states := []state{origin}
 			now := state{origin.layers, slices.Clone(origin.ram)}
 			for step := range 120 {
-				switch n := rng.IntN(10); {
+				switch n := rng.IntN(11); {
+				case n == 10:
+					page := rng.Uint64N(70)
+					if err := m.Discard(page*PageSize, 2*PageSize); err != nil {
+						t.Fatal(err)
+					}
+					if gone := dump(t, m)[page*PageSize:][:2*PageSize]; bytes.Equal(gone, make([]byte, 2*PageSize)) {
+						copy(now.ram[page*PageSize:], gone)
+					} else if budget == 0 {
+						t.Fatalf("pages %d+2 were not discarded", page)
+					}
 				case n < 6:
 					page, data := rng.Uint64N(70), bytes.Repeat([]byte{byte(rng.IntN(4))}, PageSize)
 					write(t, m, page*PageSize, data)

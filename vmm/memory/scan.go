@@ -81,6 +81,28 @@ func appendRange(ranges []pageRange, start, end uint64) []pageRange {
 	return append(ranges, pageRange{start, end})
 }
 
+// without returns the parts of ranges that lie outside of others. Both ascend.
+func without(ranges, others []pageRange) []pageRange {
+	var out []pageRange
+	for _, r := range ranges {
+		for len(others) > 0 && others[0].start < r.end {
+			o := others[0]
+			if o.start > r.start {
+				out = append(out, pageRange{r.start, o.start})
+			}
+			r.start = max(r.start, o.end)
+			if o.end > r.end {
+				break
+			}
+			others = others[1:]
+		}
+		if r.start < r.end {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
 var zeroPage [PageSize]byte
 
 func isZero(page []byte) bool { return bytes.Equal(page, zeroPage[:]) }
@@ -97,7 +119,7 @@ func (m *Memory) changedLocked() ([]pageRange, error) {
 		return private, err
 	}
 	var changed []pageRange
-	err = m.guard(func() error {
+	err = guard(func() error {
 		for _, r := range private {
 			for n := r.start; n < r.end; n++ {
 				same, err := m.unchanged(n)
@@ -122,6 +144,9 @@ func (m *Memory) unchanged(n uint64) (bool, error) {
 	p := m.view[find(m.view, n)].from(n)
 	if p.zero() {
 		return isZero(m.page(n)), nil
+	}
+	if w := m.windows[p.source]; w != nil {
+		return bytes.Equal(m.page(n), w.Bytes()[p.offset:p.offset+PageSize]), nil
 	}
 	var original [PageSize]byte
 	if err := m.readSource(p, original[:]); err != nil {
