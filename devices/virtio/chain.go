@@ -87,6 +87,15 @@ func (c *Chain) AccessWritable(off, n uint64, fn func(p []byte) error) error {
 	})
 }
 
+// EachWritable calls fn for each writable buffer, in order, with its
+// guest-physical address and its length: for a device to which the buffers are
+// what the request is about. They are RAM; their contents are not looked at.
+func (c *Chain) EachWritable(fn func(gpa, n uint64) error) error {
+	return c.each(&c.writable, "writable", 0, c.writable.length, func(gpa, _, n uint64) error {
+		return fn(gpa, n)
+	})
+}
+
 // each calls fn for the pieces of [off, off+n): their guest-physical address,
 // their distance from off and their length.
 func (c *Chain) each(p *parts, kind string, off, n uint64, fn func(gpa, at, n uint64) error) error {

@@ -55,6 +55,13 @@ type Device interface {
 	Restore(state json.RawMessage) error
 }
 
+// SpaceDevice is a Device whose configuration space is part of its state. Space is
+// called after Restore and returns as many bytes as Config.Space has.
+type SpaceDevice interface {
+	Device
+	Space() []byte
+}
+
 // Config is what a Transport is made of.
 type Config struct {
 	// ID names the device in saved states, reports and errors ("blk0").

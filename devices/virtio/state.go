@@ -132,6 +132,11 @@ func (t *Transport) restore(data []byte) error {
 	if err := t.device.Restore(want.Device); err != nil {
 		return err
 	}
+	if d, ok := t.device.(SpaceDevice); ok {
+		t.mu.Lock()
+		copy(t.regs.space, d.Space())
+		t.mu.Unlock()
+	}
 	t.replay(want)
 	return compareState(t.state(), want)
 }

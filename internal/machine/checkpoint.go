@@ -73,7 +73,7 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
 	if err := m.memory.PrepareFreeze(); err != nil {
-		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, closeFiles(tops...)))
+		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
 	frozen, err := m.freeze(tops)
 	// What is left of the tops was not needed: those disks have not changed.

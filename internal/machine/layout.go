@@ -24,12 +24,12 @@ const (
 	generationGSI = 23 // last pin of the I/O APIC
 )
 
-// Slots of the virtio-mmio windows. Slots 2 and 3 are kept for a balloon and a
-// network card.
+// Slots of the virtio-mmio windows. Slot 3 is kept for a network card.
 const (
-	rngSlot   = 0
-	vsockSlot = 1
-	diskSlot  = 4 // first disk; the others follow
+	rngSlot     = 0
+	vsockSlot   = 1
+	balloonSlot = 2
+	diskSlot    = 4 // first disk; the others follow
 )
 
 func windowAddress(slot int) uint64 { return virtioBase + uint64(slot)*virtioWindow }
@@ -39,7 +39,7 @@ func diskID(index int) string { return fmt.Sprintf("blk%d", index) }
 
 // describe tells the guest's kernel, through ACPI, what the address map holds.
 func describe(s Shape) acpi.Config {
-	slots := []int{rngSlot, vsockSlot}
+	slots := []int{rngSlot, vsockSlot, balloonSlot}
 	for i := range s.Disks {
 		slots = append(slots, diskSlot+i)
 	}

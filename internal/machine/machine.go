@@ -12,6 +12,7 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/devices"
+	"github.com/forkvm/forkvm/devices/balloon"
 	"github.com/forkvm/forkvm/devices/blk"
 	"github.com/forkvm/forkvm/devices/platform"
 	"github.com/forkvm/forkvm/devices/rng"
@@ -33,11 +34,12 @@ const guestCID = 3
 type Machine struct {
 	*vmm.Machine
 
-	shape  Shape
-	memory *memory.Memory
-	disks  []*layer.Disk
-	vsock  *vsock.Device
-	serial *platform.Serial
+	shape   Shape
+	memory  *memory.Memory
+	disks   []*layer.Disk
+	vsock   *vsock.Device
+	balloon *balloon.Device
+	serial  *platform.Serial
 	// generationID announces a new generation to the guest's kernel.
 	generationID *platform.GenerationID
 	// listener is the vsock device's, which does not close it.
@@ -279,7 +281,7 @@ func (m *Machine) Close() error {
 // can interrupt the guest first, the generation id last, so that its interrupt
 // is not overwritten by another state.
 func (m *Machine) addDevices(c *Config) error {
-	for _, add := range []func(*Config) error{m.addPlatform, m.addRNG, m.addVsock, m.addDisks, m.addGeneration} {
+	for _, add := range []func(*Config) error{m.addPlatform, m.addRNG, m.addVsock, m.addBalloon, m.addDisks, m.addGeneration} {
 		if err := add(c); err != nil {
 			return err
 		}
@@ -352,6 +354,22 @@ func (m *Machine) addVsock(c *Config) error {
 	}
 	m.listener, c.Vsock.Listener = c.Vsock.Listener, nil
 	return m.place(m.vsock, vsockSlot)
+}
+
+func (m *Machine) addBalloon(c *Config) error {
+	state, err := c.state("balloon0")
+	if err != nil {
+		return err
+	}
+	irq, err := m.Interrupt(slotGSI(balloonSlot))
+	if err != nil {
+		return err
+	}
+	m.balloon, err = balloon.New(balloon.Config{ID: "balloon0", Memory: m.memory, Interrupt: irq, State: state})
+	if err != nil {
+		return err
+	}
+	return m.place(m.balloon, balloonSlot)
 }
 
 func (m *Machine) addDisks(c *Config) error {
