@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"strings"
 	"time"
 )
@@ -118,17 +119,38 @@ func (m *Manifest) Descend(lineage []string) {
 	}
 }
 
+// Files returns the names of all files that the manifest names.
+func (m *Manifest) Files() map[string]bool {
+	files := map[string]bool{m.State.File: true}
+	for l := range m.layers() {
+		files[l.File] = true
+	}
+	return files
+}
+
 // LayerBytes is the length of all files of layers together.
 func (m *Manifest) LayerBytes() (total int64) {
-	for _, l := range m.Memory {
+	for l := range m.layers() {
 		total += l.Bytes
 	}
-	for _, d := range m.Disks {
-		for _, l := range d.Layers {
-			total += l.Bytes
+	return total
+}
+
+func (m *Manifest) layers() iter.Seq[LayerRef] {
+	return func(yield func(LayerRef) bool) {
+		for _, l := range m.Memory {
+			if !yield(l) {
+				return
+			}
+		}
+		for _, d := range m.Disks {
+			for _, l := range d.Layers {
+				if !yield(l) {
+					return
+				}
+			}
 		}
 	}
-	return total
 }
 
 // NewID returns a fresh identity for a snapshot or a layer.

@@ -144,6 +144,16 @@ func (n *Node) RemoveSnapshot(name string) error {
 	return nil
 }
 
+// damaged reports whether bytes at rest are not what they should be.
+func damaged(err error) bool {
+	for _, reason := range []error{snapshot.ErrMagic, snapshot.ErrChecksum, snapshot.ErrTruncated, snapshot.ErrTooLarge} {
+		if errors.Is(err, reason) {
+			return true
+		}
+	}
+	return false
+}
+
 // snapshotFailure gives an error of the store its code.
 func snapshotFailure(err error) *failure.Error {
 	var corrupt *store.CorruptError
@@ -155,7 +165,7 @@ func snapshotFailure(err error) *failure.Error {
 		code = failure.SnapshotExists
 	case errors.Is(err, snapshot.ErrVersion):
 		code = failure.SnapshotUnsupported
-	case errors.As(err, &corrupt):
+	case errors.As(err, &corrupt), damaged(err):
 		code = failure.SnapshotCorrupt
 	}
 	return failure.As(code, fmt.Errorf("snapshot: %w", err))

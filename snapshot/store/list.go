@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
+	"time"
 
 	"github.com/forkvm/forkvm/snapshot"
 )
@@ -59,6 +61,22 @@ func (s *Store) List() ([]Info, error) {
 		infos = append(infos, info)
 	}
 	return infos, nil
+}
+
+// newestFirst returns the names of all snapshots, the newest first.
+func (s *Store) newestFirst() ([]string, error) {
+	names, err := s.snapshots.names()
+	if err != nil {
+		return nil, err
+	}
+	published := make(map[string]time.Time, len(names))
+	for _, name := range names {
+		if st, err := s.snapshots.Lstat(name); err == nil { // or it was removed since
+			published[name] = st.ModTime()
+		}
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return published[b].Compare(published[a]) })
+	return names, nil
 }
 
 // Names returns the names of all snapshots, sorted, without looking into them.

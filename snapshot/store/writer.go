@@ -31,6 +31,9 @@ type Writer struct {
 	pending *pending // nil once finished
 	layers  map[string]snapshot.LayerRef
 	state   snapshot.FileRef
+	// others are the snapshots that may have layers to share, the most likely
+	// first; nil until somebody asks.
+	others []string
 }
 
 // Create begins a snapshot called name (see snapshot.CheckName). If one exists
@@ -166,10 +169,12 @@ func (w *Writer) link(ctx context.Context, key string, l *layer.Layer) (snapshot
 // published reports whether a layer's file can be what it is for ever: with
 // checksums, read-only, and only ours to change that.
 func published(l *layer.Layer) bool {
-	if !l.Raw() && !l.Checksummed() {
-		return false
-	}
-	st, err := l.File().Stat()
+	return (l.Raw() || l.Checksummed()) && unchanging(l.File())
+}
+
+// unchanging reports whether nobody but us could change a file, and we do not.
+func unchanging(f *os.File) bool {
+	st, err := f.Stat()
 	if err != nil || !st.Mode().IsRegular() || st.Mode().Perm()&0o222 != 0 {
 		return false
 	}
@@ -207,11 +212,13 @@ func linkFile(f *os.File, dir int, name string) error {
 // layers are its own files, of which the store has copies since the last
 // snapshot. A layer's identity stands for its content.
 func (w *Writer) share(ctx context.Context, key string, kind layer.Kind, id string) (snapshot.LayerRef, error) {
-	names, err := w.store.snapshots.names()
-	if err != nil {
-		return snapshot.LayerRef{}, err
+	if w.others == nil {
+		var err error
+		if w.others, err = w.store.newestFirst(); err != nil {
+			return snapshot.LayerRef{}, err
+		}
 	}
-	for _, name := range names {
+	for i, name := range w.others {
 		l := w.store.findLayer(name, key+".layer")
 		if l == nil {
 			continue
@@ -222,32 +229,13 @@ func (w *Writer) share(ctx context.Context, key string, kind layer.Kind, id stri
 		}
 		l.Close()
 		if !errors.Is(err, errNotLinkable) {
+			// It is likely to have the other layers too: it is the parent.
+			copy(w.others[1:i+1], w.others[:i])
+			w.others[0] = name
 			return ref, err
 		}
 	}
 	return snapshot.LayerRef{}, errNotLinkable
-}
-
-// findLayer opens a layer file of a snapshot, nil if it has none or a damaged one.
-func (s *Store) findLayer(name, file string) *layer.Layer {
-	if _, err := s.snapshots.Lstat(name + "/" + file); err != nil {
-		return nil
-	}
-	dir, err := s.snapshots.OpenRoot(name)
-	if err != nil {
-		return nil
-	}
-	defer dir.Close()
-	f, _, err := openFile(dir, file)
-	if err != nil {
-		return nil
-	}
-	l, err := layer.Open(f)
-	if err != nil {
-		f.Close()
-		return nil
-	}
-	return l
 }
 
 // write makes a layer file that fill fills.

@@ -19,6 +19,7 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/archive"
 	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm"
@@ -217,6 +218,35 @@ func (n *fakeNode) RemoveSnapshot(name string) error {
 		}
 	}
 	return failure.New(failure.SnapshotNotFound, "snapshot: %s: not found", name)
+}
+
+func (n *fakeNode) ExportSnapshot(_ context.Context, name string, w io.Writer, _ func(int64)) (archive.Result, error) {
+	if _, err := n.InspectSnapshot(name); err != nil {
+		return archive.Result{}, err
+	}
+	_, err := fmt.Fprintf(w, "stream of %s\n", name)
+	return archive.Result{Files: 4, Bytes: 5 << 20, Chunks: 40, NewChunks: 40, NewBytes: 2 << 20}, err
+}
+
+func (n *fakeNode) ArchiveSnapshot(_ context.Context, name, _ string, _ func(int64)) (archive.Result, error) {
+	_, err := n.InspectSnapshot(name)
+	return archive.Result{Files: 4, Bytes: 5 << 20, Chunks: 40, NewChunks: 3, NewBytes: 1 << 16}, err
+}
+
+func (n *fakeNode) ImportSnapshot(_ context.Context, r io.Reader, as string, _ func(int64)) (store.Info, error) {
+	b, err := io.ReadAll(r)
+	if err != nil || len(b) == 0 {
+		return store.Info{}, failure.New(failure.SnapshotCorrupt, "read archive: header: %w", snapshot.ErrTruncated)
+	}
+	return n.UnarchiveSnapshot(context.Background(), "", "task-1", as, nil)
+}
+
+func (n *fakeNode) UnarchiveSnapshot(_ context.Context, _, name, as string, _ func(int64)) (store.Info, error) {
+	info, err := n.InspectSnapshot(name)
+	if as != "" {
+		info.Name = as
+	}
+	return info, err
 }
 
 func (n *fakeNode) Images() ([]Image, error) { return n.images, nil }

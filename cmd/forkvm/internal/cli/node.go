@@ -8,6 +8,7 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/node"
+	"github.com/forkvm/forkvm/snapshot/archive"
 	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm"
 )
@@ -16,6 +17,7 @@ import (
 type Node interface {
 	Machines
 	Snapshots
+	Archives
 	Images
 }
 
@@ -34,6 +36,14 @@ type Snapshots interface {
 	CheckSnapshot(ctx context.Context, name string, v *store.Verification) error
 	DiffSnapshots(ctx context.Context, a, b string) (*store.Difference, error)
 	RemoveSnapshot(name string) error
+}
+
+// Archives brings snapshots out of the node and into it. Progress may be nil.
+type Archives interface {
+	ExportSnapshot(ctx context.Context, name string, w io.Writer, progress func(bytes int64)) (archive.Result, error)
+	ArchiveSnapshot(ctx context.Context, name, dir string, progress func(bytes int64)) (archive.Result, error)
+	ImportSnapshot(ctx context.Context, r io.Reader, as string, progress func(bytes int64)) (store.Info, error)
+	UnarchiveSnapshot(ctx context.Context, dir, name, as string, progress func(bytes int64)) (store.Info, error)
 }
 
 // Images keeps what VMs boot from.

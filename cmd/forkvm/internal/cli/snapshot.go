@@ -40,7 +40,7 @@ func (a *app) snapshotVerbs() *cobra.Command {
 		}
 		return take(cmd, args)
 	}
-	cmd.AddCommand(a.snapshotListVerb(), a.snapshotInspectVerb(), a.snapshotCheckVerb(), a.snapshotRemoveVerb())
+	cmd.AddCommand(a.snapshotListVerb(), a.snapshotInspectVerb(), a.snapshotCheckVerb(), a.exportVerb(), a.importVerb(), a.snapshotRemoveVerb())
 	return a.withOutput(cmd)
 }
 
