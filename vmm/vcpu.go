@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/kvm"
+	"github.com/forkvm/forkvm/vmm/memory"
 )
 
 // vcpuState is where a vCPU's thread is.
@@ -102,6 +104,9 @@ func (v *vcpu) park() bool {
 func (v *vcpu) run() *Exit {
 	for {
 		reason, err := v.fd.Run()
+		if errors.Is(err, unix.EFAULT) {
+			return v.exit(ReasonHostError, fmt.Sprintf("%v: %v", memory.ErrBackingLost, err))
+		}
 		if err != nil {
 			return v.exit(ReasonHostError, err.Error())
 		}

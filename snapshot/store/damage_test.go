@@ -3,12 +3,16 @@ package store
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/snapshot"
 )
@@ -178,4 +182,77 @@ func TestStrayFilesInListing(t *testing.T) {
 		}
 	}
 	expectNames(t, s)
+}
+
+// E5 (2): not even who owns the store can write to a published file by mistake.
+func TestPublishedFilesCannotBeWrittenE5(t *testing.T) {
+	s := openStore(t, t.TempDir())
+	publish(t, s, newMachine(t), "x")
+	files, err := filepath.Glob(filepath.Join(s.Path(), "snapshots", "x", "*"))
+	if err != nil || len(files) != 4 {
+		t.Fatal(files, err)
+	}
+	defer asOwner(t, append(files, filepath.Join(s.Path(), "snapshots", "x"), filepath.Join(s.Path(), "snapshots"), s.Path(), filepath.Dir(s.Path()))...)()
+	for _, path := range files {
+		if f, err := os.OpenFile(path, os.O_RDWR, 0); !errors.Is(err, fs.ErrPermission) {
+			f.Close()
+			t.Errorf("open %s for writing: %v", path, err)
+		}
+		if err := os.Truncate(path, 0); !errors.Is(err, fs.ErrPermission) {
+			t.Errorf("truncate %s: %v", path, err)
+		}
+		if _, err := os.ReadFile(path); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// E4: a file that cannot be read is an error that names it, and no damage.
+func TestUnreadableFileE4(t *testing.T) {
+	s := openStore(t, t.TempDir())
+	publish(t, s, newMachine(t), "x")
+	files, err := filepath.Glob(filepath.Join(s.Path(), "snapshots", "x", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer asOwner(t, append(files, filepath.Join(s.Path(), "snapshots", "x"), filepath.Join(s.Path(), "snapshots"), s.Path(), filepath.Dir(s.Path()))...)()
+	for _, path := range files {
+		if err := os.Chmod(path, 0); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.Open("x")
+		var damage *CorruptError
+		if !errors.Is(err, fs.ErrPermission) || errors.As(err, &damage) || !strings.Contains(err.Error(), filepath.Base(path)) {
+			t.Errorf("%s: %v", path, err)
+		}
+		if err := os.Chmod(path, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// asOwner makes the test one without privileges, to whom the paths belong, until
+// the function that it returns is called.
+func asOwner(t *testing.T, paths ...string) func() {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		return func() {}
+	}
+	const nobody = 65534
+	for _, path := range paths {
+		if err := os.Chown(path, nobody, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Of this thread alone.
+	runtime.LockOSThread()
+	if err := unix.Setfsuid(nobody); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := unix.Setfsuid(0); err != nil {
+			t.Error(err)
+		}
+		runtime.UnlockOSThread()
+	}
 }
