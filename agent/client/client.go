@@ -83,13 +83,14 @@ type call struct {
 // begin connects and sends the request in the first write, with the credit for
 // the streams that the operation is going to receive.
 func (c *Client) begin(ctx context.Context, op string, request proto.Request, params any, queues map[uint16]*proto.Queue) (*call, error) {
-	frames, err := c.opening(op, request, params, queues)
-	if err != nil {
-		return nil, err
-	}
 	conn, err := c.cfg.Dial(ctx)
 	if err != nil {
 		return nil, wrap(ctx, op, false, err)
+	}
+	frames, err := c.opening(op, request, params, queues)
+	if err != nil {
+		conn.Close()
+		return nil, err
 	}
 	k := &call{ctx: ctx, op: op, conn: conn, wire: proto.NewConn(conn), queues: queues}
 	k.stop = context.AfterFunc(ctx, func() { conn.Close() })
@@ -286,17 +287,32 @@ func (c *Client) Ping(ctx context.Context) (Info, error) {
 
 // WaitReady pings until the guest agent answers. It gives up when ctx is done,
 // with the last failure, or at once when the agent answers with a refusal.
-func (c *Client) WaitReady(ctx context.Context) (Info, error) {
+func (c *Client) WaitReady(ctx context.Context) (info Info, err error) {
+	err = untilReached(ctx, func(ctx context.Context) error {
+		info, err = c.Ping(ctx)
+		return err
+	})
+	return info, err
+}
+
+// untilReached repeats a request until the guest agent answers it.
+func untilReached(ctx context.Context, request func(context.Context) error) error {
 	pause, patience := time.Millisecond, time.Second
 	for {
-		info, err := c.tryPing(ctx, patience)
+		err := once(ctx, patience, request)
+		var unreached *ConnectionError
 		var answered *Error
-		if err == nil || errors.As(err, &answered) && !answered.Retryable {
-			return info, err
+		switch {
+		case errors.As(err, &answered):
+			if !answered.Retryable {
+				return err
+			}
+		case !errors.As(err, &unreached):
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return Info{}, fmt.Errorf("wait for guest agent: %w (last attempt: %v)", context.Cause(ctx), err)
+			return fmt.Errorf("wait for guest agent: %w (last attempt: %v)", context.Cause(ctx), err)
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, 50*time.Millisecond)
@@ -304,12 +320,12 @@ func (c *Client) WaitReady(ctx context.Context) (Info, error) {
 	}
 }
 
-// tryPing bounds one attempt: a connection made while the guest's agent was not
+// once bounds one attempt: a connection made while the guest's agent was not
 // listening yet may never be answered.
-func (c *Client) tryPing(ctx context.Context, patience time.Duration) (Info, error) {
+func once(ctx context.Context, patience time.Duration, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return c.Ping(ctx)
+	return request(ctx)
 }
 
 // Shutdown begins the orderly end of the guest and returns who brings it about.

@@ -116,8 +116,12 @@ func TestContextEndsAConnectionThatSaysNothing(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"ping":  func() error { _, err := silent.Ping(ctx); return err },
 		"ready": func() error { _, err := silent.WaitReady(ctx); return err },
-		"get":   func() error { _, err := silent.Get(ctx, "/x", io.Discard); return err },
-		"put":   func() error { _, err := silent.Put(ctx, client.File{Path: "/x"}, strings.NewReader("x")); return err },
+		"renewed": func() error {
+			_, err := silent.WaitRenewed(ctx, client.Identity{Generation: "g"})
+			return err
+		},
+		"get": func() error { _, err := silent.Get(ctx, "/x", io.Discard); return err },
+		"put": func() error { _, err := silent.Put(ctx, client.File{Path: "/x"}, strings.NewReader("x")); return err },
 	} {
 		if err := call(); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: error %v, want the context's", name, err)

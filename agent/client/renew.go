@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -61,18 +62,41 @@ func (e *UnconfirmedError) Error() string {
 // confirmed every member of id that is set, the error is not nil, and an
 // *UnconfirmedError when the guest answered.
 func (c *Client) Renew(ctx context.Context, id Identity) (Renewal, error) {
-	request := proto.RenewRequest{
+	request := renewRequest{clock: id.WallClock, RenewRequest: proto.RenewRequest{
 		Generation: id.Generation, Entropy: id.Entropy, Hostname: id.Hostname, MachineID: id.MachineID, BootID: id.BootID,
-	}
-	if id.WallClock != nil {
-		request.WallClockNS = id.WallClock().UnixNano()
-	}
+	}}
 	var result proto.RenewResult
-	if err := c.simple(ctx, proto.OpRenew, request, &result); err != nil {
+	if err := c.simple(ctx, proto.OpRenew, &request, &result); err != nil {
 		return Renewal{}, err
 	}
 	r := Renewal{Items: result.Items, BootID: result.BootID, Time: time.Unix(0, result.TimeNS)}
-	return r, confirm(request, result)
+	return r, confirm(request.RenewRequest, result)
+}
+
+// renewRequest takes the time when it is encoded, which is once there is a
+// connection: to make one can take seconds in a guest that boots.
+type renewRequest struct {
+	proto.RenewRequest
+	clock func() time.Time
+}
+
+// MarshalJSON implements json.Marshaler.
+func (r *renewRequest) MarshalJSON() ([]byte, error) {
+	if r.clock != nil {
+		r.WallClockNS = r.clock().UnixNano()
+	}
+	return json.Marshal(r.RenewRequest)
+}
+
+// WaitRenewed is Renew for a guest whose agent may not be listening yet: it is
+// asked until it answers, or ctx is done. The renewal is the first thing that the
+// agent hears, which spares a clone the round trip of a ping.
+func (c *Client) WaitRenewed(ctx context.Context, id Identity) (r Renewal, err error) {
+	err = untilReached(ctx, func(ctx context.Context) error {
+		r, err = c.Renew(ctx, id)
+		return err
+	})
+	return r, err
 }
 
 func confirm(r proto.RenewRequest, result proto.RenewResult) error {

@@ -70,11 +70,11 @@ func (i Identity) GenerationID() (id [16]byte, err error) {
 	return id, nil
 }
 
-// Renew gives the guest its identity through the guest agent and returns when
-// every part of it is confirmed. It is the first thing that is asked of a guest;
+// renew gives the guest its identity through the guest agent, for which it waits,
+// and returns when every part of it is confirmed. It is the first thing that is asked of a guest;
 // a clone for which it fails still has its parent's identity and must not run
 // user code: the caller closes the machine.
-func (m *Machine) Renew(ctx context.Context, id Identity) error {
+func (m *Machine) renew(ctx context.Context, id Identity) error {
 	fresh := client.Identity{
 		Generation: id.Generation,
 		Entropy:    random(64),
@@ -85,7 +85,7 @@ func (m *Machine) Renew(ctx context.Context, id Identity) error {
 	if id.Time != TimeFrozen {
 		fresh.WallClock = time.Now
 	}
-	if _, err := m.Agent().Renew(ctx, fresh); err != nil {
+	if _, err := m.Agent().WaitRenewed(ctx, fresh); err != nil {
 		return err
 	}
 	m.generation.Store(&id.Generation)

@@ -217,12 +217,8 @@ func (m *Machine) bring(ctx context.Context, id Identity, timeline *Timeline) er
 		case <-ctx.Done():
 		}
 	}()
-	_, err := m.Agent().WaitReady(ctx)
-	if err == nil {
-		timeline.End(PhaseGuestAgent)
-		err = m.Renew(ctx, id)
-		timeline.End(PhaseIdentity)
-	}
+	err := m.renew(ctx, id)
+	timeline.End(PhaseGuestAgent)
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

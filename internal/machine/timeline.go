@@ -13,8 +13,7 @@ const (
 	PhaseMap        = "map"         // guest RAM over its layers, made KVM's
 	PhaseDevices    = "devices"     // every device, with its state
 	PhaseState      = "state"       // vCPUs and controllers, or loading the kernel
-	PhaseGuestAgent = "guest agent" // from the first instruction to the first answer
-	PhaseIdentity   = "identity"    // renewal, until the last part is confirmed
+	PhaseGuestAgent = "guest agent" // from the first instruction to the confirmed identity
 
 	PhasePause = "pause" // of a reset: until vCPUs and devices stand still
 	PhaseDisks = "disks" // of a reset
