@@ -90,8 +90,10 @@ func (g *guest) build(t *testing.T) {
 		t.Fatal(errors.Join(err, g.config.Close()))
 	}
 	defer system.Close()
-	g.config.KVM = system
 	g.config.Generation, err = g.id.GenerationID()
+	if err == nil {
+		g.config.Prepared, err = machine.Prepare(system, g.config.Shape.CPUs)
+	}
 	if err == nil {
 		g.config.Tops, err = machine.NewTops(g.config.Shape, scratch)
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/machine"
-	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm"
@@ -33,6 +32,9 @@ type Config struct {
 	// MemoryBytes is the size of RAM, a multiple of 2 MiB; 0 means
 	// DefaultMemoryBytes. Restore and Fork ignore it.
 	MemoryBytes uint64
+	// Prepared, if set, is what Prepare has made ahead for this number of vCPUs. It
+	// is used up, also by a machine that fails.
+	Prepared *Prepared
 	// FrozenTime lets a clone's wall clock go on from the snapshot instead of
 	// showing the host's time, for runs that can be repeated.
 	FrozenTime bool
@@ -157,9 +159,10 @@ func startClone(ctx context.Context, checkpoint *machine.Checkpoint, c Config) (
 // start makes a machine of a checkpoint, which it takes over.
 func start(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.Kernel, c Config) (*VM, error) {
 	config := machine.Config{
-		Kernel:  kernel,
-		Console: c.Console,
-		Vsock:   machine.Vsock{Listener: c.Vsock, Connect: c.Connect},
+		Prepared: c.Prepared.take(),
+		Kernel:   kernel,
+		Console:  c.Console,
+		Vsock:    machine.Vsock{Listener: c.Vsock, Connect: c.Connect},
 
 		OnDiskError: c.OnDiskError,
 	}
@@ -185,13 +188,13 @@ func (vm *VM) create(config *machine.Config, id machine.Identity) (err error) {
 	if config.Tops, err = machine.NewTops(config.Shape, vm.tempDir); err != nil {
 		return err
 	}
-	system, err := kvm.Open()
-	if err != nil {
-		return err
+	if config.Prepared == nil {
+		p, err := Prepare(config.Shape.CPUs)
+		if err != nil {
+			return err
+		}
+		config.Prepared = p.take()
 	}
-	// The machine's own descriptors are enough for it.
-	defer system.Close()
-	config.KVM = system
 	vm.machine, err = machine.New(*config)
 	*config = machine.Config{}
 	return err

@@ -91,7 +91,9 @@ func build(t *testing.T, c Config, id Identity) *Machine {
 		t.Fatal(errors.Join(err, c.Close()))
 	}
 	defer system.Close()
-	c.KVM = system
+	if c.Prepared, err = Prepare(system, c.Shape.CPUs); err != nil {
+		t.Fatal(errors.Join(err, c.Close()))
+	}
 	if c.Generation, err = id.GenerationID(); err != nil {
 		t.Fatal(err)
 	}

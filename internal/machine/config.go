@@ -9,7 +9,6 @@ import (
 	"os"
 
 	"github.com/forkvm/forkvm/internal/linux"
-	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
 )
@@ -72,8 +71,9 @@ type Vsock struct {
 // Config is everything a machine is made from. New takes over every file, layer
 // and listener in it, also when it fails.
 type Config struct {
-	KVM   *kvm.System
-	Shape Shape
+	// Prepared has as many vCPUs as the shape.
+	Prepared *Prepared
+	Shape    Shape
 
 	// Kernel for a cold boot, or State for a machine that goes on. Exactly one.
 	Kernel *Kernel
@@ -102,6 +102,10 @@ type Config struct {
 // Close closes every file that New has not taken over.
 func (c *Config) Close() error {
 	var errs []error
+	if c.Prepared != nil {
+		errs = append(errs, c.Prepared.Close())
+		c.Prepared = nil
+	}
 	if c.Kernel != nil {
 		errs = append(errs, c.Kernel.Close())
 		c.Kernel = nil
@@ -127,8 +131,11 @@ func closeLayers(layers ...*layer.Layer) error {
 }
 
 func (c *Config) validate() error {
-	if c.KVM == nil {
-		return errors.New("no KVM given")
+	if c.Prepared == nil || c.Prepared.machine == nil {
+		return errors.New("need a prepared virtual machine")
+	}
+	if n := c.Prepared.CPUs(); n != c.Shape.CPUs {
+		return fmt.Errorf("%d vCPUs, but %d are prepared", c.Shape.CPUs, n)
 	}
 	if (c.Kernel == nil) == (c.State == nil) {
 		return errors.New("need a kernel to boot or a state to go on from, and not both")

@@ -61,14 +61,15 @@ type Machine struct {
 	closed bool
 }
 
-// New builds a machine that waits to be started. It takes over the files of the
-// configuration, also when it fails.
+// New builds a machine, of the prepared one, that waits to be started. It takes
+// over the files of the configuration, also when it fails.
 func New(c Config) (*Machine, error) {
 	if err := c.validate(); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("create machine: %w", err)
 	}
-	m := &Machine{shape: c.Shape}
+	m := c.Prepared.take()
+	m.shape = c.Shape
 	if err := m.build(&c); err != nil {
 		return nil, fmt.Errorf("create machine: %w", errors.Join(err, c.Close(), m.Close()))
 	}
@@ -90,11 +91,6 @@ func (m *Machine) build(c *Config) error {
 	m.layers = memoryLayers{sealed: c.Memory, origin: len(c.Memory), units: c.Shape.MemoryBytes / memory.PageSize}
 	c.Memory = nil
 	var err error
-	m.Machine, err = vmm.New(vmm.Config{KVM: c.KVM, CPUs: c.Shape.CPUs, Console: m.report})
-	if err != nil {
-		return err
-	}
-	m.timeline.End(PhaseKVM)
 	m.memory, err = memory.New(memory.Config{Size: c.Shape.MemoryBytes, Layers: m.layers.mappable()})
 	if err != nil {
 		return err

@@ -176,17 +176,12 @@ type plan struct {
 // launch makes the VM's directory and process. It leaves nothing behind when it
 // fails.
 func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
-	device, err := openKVM()
-	if err != nil {
-		return nil, err
-	}
-	defer device.Close()
 	tops, err := machine.NewTops(l.checkpoint.Shape, n.tmpDir())
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
 	}
 	defer linux.CloseFiles(tops...)
-	d, err := n.newDraft(o.Name)
+	d, err := n.draft(ctx, o.Name, l.checkpoint.Shape.CPUs)
 	if err != nil {
 		return nil, err
 	}
@@ -194,22 +189,18 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)
 	d.record.Origin = d.record.Standing
-	config := process.LaunchConfig{
-		Command:      n.config.Command,
-		Directory:    d.dir,
-		KVM:          device,
+	config := process.StartConfig{
 		Checkpoint:   l.checkpoint,
 		Tops:         tops,
 		Identity:     d.record.Identity,
 		ReadyTimeout: o.ReadyTimeout,
 		Attached:     o.Attached,
-		Launched:     d.launched,
 	}
 	if l.kernel != nil {
 		config.Kernel, config.Initrd = l.kernel.Image, l.kernel.Initrd
 	}
 	l.course.End(phaseDirectory)
-	started, err := launchWatched(ctx, config)
+	started, err := d.start(ctx, config)
 	if err == nil {
 		var vm *VM
 		if vm, err = d.finish(started, l.course.phases(started)); err == nil {
@@ -224,10 +215,10 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 // guest answers long before, a booting one on real hardware soon after.
 const slowStart = time.Second
 
-// launchWatched launches a VM process. If its guest is not ready soon it finds
+// startWatched starts a prepared VM process. If its guest is not ready soon it finds
 // out whether this /dev/kvm can run Linux at all, which some hosts' emulated ones
 // cannot: such a guest would run until its time is up.
-func launchWatched(ctx context.Context, config process.LaunchConfig) (*process.Started, error) {
+func startWatched(ctx context.Context, p *process.Prepared, config process.StartConfig) (*process.Started, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	probed := make(chan struct{})
@@ -237,7 +228,7 @@ func launchWatched(ctx context.Context, config process.LaunchConfig) (*process.S
 			cancel(err)
 		}
 	})
-	started, err := process.Launch(ctx, config)
+	started, err := p.Start(ctx, config)
 	if !timer.Stop() {
 		<-probed
 	}

@@ -26,8 +26,9 @@ type Config struct {
 // Node is the VMs, snapshots and images of one machine. Its methods may be
 // called from any goroutine and any number of processes.
 type Node struct {
-	config Config
-	store  *store.Store
+	config  Config
+	store   *store.Store
+	program string // which build of the program Command is
 }
 
 // socketRoom is what a socket's path needs behind the run directory:
@@ -44,7 +45,7 @@ func Open(c Config) (*Node, error) {
 			c.RunDir, len(c.RunDir)+socketRoom-maxSocketPath)
 	}
 	n := &Node{config: c}
-	for _, dir := range []string{n.vmsDir(), n.namesDir(), n.tmpDir()} {
+	for _, dir := range []string{n.vmsDir(), n.waitingDir(), n.namesDir(), n.tmpDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, failure.As(failure.Internal, fmt.Errorf("open node: %w", err))
 		}
@@ -54,12 +55,14 @@ func Open(c Config) (*Node, error) {
 		return nil, failure.As(failure.Internal, fmt.Errorf("open node: %w", err))
 	}
 	n.store = st
+	n.program = programID(c.Command[0])
 	return n, nil
 }
 
 // Close gives the node's descriptors back. VMs go on.
 func (n *Node) Close() error { return n.store.Close() }
 
-func (n *Node) vmsDir() string   { return filepath.Join(n.config.RunDir, "vms") }
-func (n *Node) namesDir() string { return filepath.Join(n.config.RunDir, "names") }
-func (n *Node) tmpDir() string   { return filepath.Join(n.config.DataDir, "tmp") }
+func (n *Node) vmsDir() string     { return filepath.Join(n.config.RunDir, "vms") }
+func (n *Node) waitingDir() string { return filepath.Join(n.config.RunDir, "waiting") }
+func (n *Node) namesDir() string   { return filepath.Join(n.config.RunDir, "names") }
+func (n *Node) tmpDir() string     { return filepath.Join(n.config.DataDir, "tmp") }

@@ -52,6 +52,8 @@ type Record struct {
 	PID      int    `json:"pid"`
 	Started  uint64 `json:"pid_start_time"`
 	HostBoot string `json:"host_boot_id"`
+	// Program is which build of the program the process runs.
+	Program string `json:"program,omitempty"`
 
 	// ReadyMS is the time from the start message to the guest agent's answer; 0
 	// as long as the VM starts.
@@ -105,6 +107,8 @@ type draft struct {
 	record Record
 	dir    string
 	lock   *os.File
+	// prepared is the process that waits in it, nil if there is none yet.
+	prepared *process.Prepared
 }
 
 // newDraft reserves a name and makes the directory. An empty name becomes one
@@ -117,16 +121,30 @@ func (n *Node) newDraft(name string) (*draft, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
+	d, err := n.newDirectory(n.vmsDir(), id)
+	if err != nil {
+		return nil, err
+	}
+	d.record.Name, d.record.Created = name, time.Now().UTC()
+	if err := n.reserve(name, id); err != nil {
+		d.abandon()
+		return nil, err
+	}
+	return d, nil
+}
+
+// newDirectory makes a draft's directory in parent, which is of VMs or of
+// processes that wait to become one.
+func (n *Node) newDirectory(parent, id string) (*draft, error) {
 	boot, err := linux.BootID()
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
 	}
-	d := &draft{node: n, dir: filepath.Join(n.vmsDir(), id), record: Record{
+	d := &draft{node: n, dir: filepath.Join(parent, id), record: Record{
 		Schema:   RecordSchema,
 		ID:       id,
-		Name:     name,
-		Created:  time.Now().UTC(),
 		HostBoot: boot,
+		Program:  n.program,
 	}}
 	if err := d.make(); err != nil {
 		d.abandon()
@@ -137,17 +155,26 @@ func (n *Node) newDraft(name string) (*draft, error) {
 
 func (d *draft) make() error {
 	if err := os.Mkdir(d.dir, 0o700); err != nil {
-		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.Name, err))
+		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.ID, err))
 	}
-	lock, err := os.OpenFile(filepath.Join(d.dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err := d.acquire(os.O_CREATE); err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.ID, err))
+	}
+	return nil
+}
+
+// acquire takes the lock of the draft's directory. It fails if somebody else has it.
+func (d *draft) acquire(flags int) error {
+	lock, err := os.OpenFile(filepath.Join(d.dir, lockFile), os.O_RDWR|flags, 0o600)
 	if err != nil {
-		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.Name, err))
+		return err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return fmt.Errorf("lock: %w", err)
 	}
 	d.lock = lock
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return failure.New(failure.Internal, "create vm (%s): lock: %w", d.record.Name, err)
-	}
-	return d.node.reserve(d.record.Name, d.record.ID)
+	return nil
 }
 
 // reserve makes the link that holds a name. A link whose VM is gone is left over
@@ -235,6 +262,38 @@ func (vm *VM) change(ctx context.Context, do func(r *Record) error) error {
 	return nil
 }
 
+// prepare starts the draft's process and lets it make its virtual machine.
+func (d *draft) prepare(cpus int) error {
+	device, err := openKVM()
+	if err != nil {
+		return err
+	}
+	defer device.Close()
+	d.prepared, err = process.Prepare(process.PrepareConfig{
+		Command:   d.node.config.Command,
+		Directory: d.dir,
+		KVM:       device,
+		CPUs:      cpus,
+		Launched:  d.launched,
+	})
+	return err
+}
+
+// start makes the draft's process a VM.
+func (d *draft) start(ctx context.Context, c process.StartConfig) (*process.Started, error) {
+	switch d.prepared {
+	case nil:
+		if err := d.prepare(c.Checkpoint.Shape.CPUs); err != nil {
+			return nil, err
+		}
+	default:
+		if err := d.write(); err != nil { // it was on record as one that waits
+			return nil, err
+		}
+	}
+	return startWatched(ctx, d.prepared, c)
+}
+
 // finish makes the draft a VM.
 func (d *draft) finish(started *process.Started, phases []machine.Phase) (*VM, error) {
 	d.record.ReadyMS = milliseconds(started.Ready)
@@ -248,8 +307,11 @@ func (d *draft) finish(started *process.Started, phases []machine.Phase) (*VM, e
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// abandon removes what the draft made.
+// abandon removes what the draft made, its process included.
 func (d *draft) abandon() {
+	if d.prepared != nil {
+		d.prepared.Kill()
+	}
 	d.node.release(d.record.Name, d.record.ID)
 	os.RemoveAll(d.dir)
 	if d.lock != nil {
@@ -292,8 +354,9 @@ func (r *Record) addLife(dir string) error {
 	return err
 }
 
-// sweep removes a directory without a record, or with that of a VM that died before
-// it was ready, unless somebody is just making it.
+// sweep removes a directory without a record, or with that of a process that died
+// before its VM was ready, unless somebody is just making it. One that still waits
+// for a VM goes back to the others.
 func (n *Node) sweep(dir string) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0)
 	if err != nil {
@@ -316,6 +379,8 @@ func (n *Node) sweep(dir string) {
 	case err == nil && !(&VM{Record: *r}).begun():
 		n.release(r.Name, r.ID)
 		os.RemoveAll(dir)
+	case err == nil && r.Name == "":
+		os.Rename(dir, filepath.Join(n.waitingDir(), r.ID))
 	}
 }
 

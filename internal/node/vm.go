@@ -79,6 +79,10 @@ func (n *Node) List() ([]*VM, error) {
 		if err != nil {
 			return nil, failure.As(failure.Internal, fmt.Errorf("list vms: %w", err))
 		}
+		if r.Name == "" { // somebody is just adopting it, or died doing so
+			n.sweep(dir)
+			continue
+		}
 		vm := &VM{Record: *r, node: n, dir: dir}
 		if !vm.begun() {
 			n.sweep(dir)

@@ -250,7 +250,7 @@ func TestCheckpointOfLies(t *testing.T) {
 	}
 }
 
-func TestServeRefusesWhatIsNoStart(t *testing.T) {
+func TestServeRefusesWhatIsNotPrepare(t *testing.T) {
 	testkit.NoLeaks(t)
 	launcher, theirs, err := socketPair()
 	if err != nil {
@@ -265,16 +265,21 @@ func TestServeRefusesWhatIsNoStart(t *testing.T) {
 	}
 }
 
-func TestServeAnswersABadStart(t *testing.T) {
+// A launcher does not wait between its first two messages, so what is wrong with
+// the first is the answer to the second.
+func TestServeAnswersABadPrepare(t *testing.T) {
 	testkit.NoLeaks(t)
 	launcher, theirs, err := socketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer launcher.Close()
-	form := startForm{Control: 0, Vsock: -1, Directory: -1, Console: -1, KVM: -1, Kernel: -1, Initrd: -1,
-		Checkpoint: checkpointForm{State: -1}, Identity: machine.NewIdentity("x", machine.TimeHost)}
-	if err := launcher.send(request{Op: opStart, Start: &form}, []*os.File{memoryFile(t, "")}); err != nil {
+	prepare := prepareForm{Control: 0, Vsock: -1, Directory: -1, Console: -1, KVM: -1, CPUs: 1}
+	if err := launcher.send(request{Op: opPrepare, Prepare: &prepare}, []*os.File{memoryFile(t, "")}); err != nil {
+		t.Fatal(err)
+	}
+	start := startForm{Kernel: -1, Initrd: -1, Checkpoint: checkpointForm{State: -1}, Identity: machine.NewIdentity("x", machine.TimeHost)}
+	if err := launcher.send(request{Op: opStart, Start: &start}, nil); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)

@@ -16,7 +16,9 @@ import (
 
 // Operations of a VM process.
 const (
-	opStart      = "start" // only as the first message of the launch socket
+	opPrepare    = "prepare" // the first message of the launch socket
+	opDetach     = "detach"  // the second, if the start is to come from somebody else
+	opStart      = "start"   // what a prepared process waits for
 	opStatus     = "status"
 	opPause      = "pause"
 	opResume     = "resume"
@@ -26,8 +28,9 @@ const (
 )
 
 type request struct {
-	Op    string     `json:"op"`
-	Start *startForm `json:"start,omitempty"`
+	Op      string       `json:"op"`
+	Prepare *prepareForm `json:"prepare,omitempty"`
+	Start   *startForm   `json:"start,omitempty"`
 	// Tops are the new top layers of a checkpoint or a reset, by disk; -1 for a
 	// read-only one.
 	Tops  []int      `json:"tops,omitempty"`
@@ -91,14 +94,19 @@ type Status struct {
 	DiskError *failure.Error `json:"disk_error,omitempty"`
 }
 
-// startForm is machine.Config and the identity as they travel: files are indices
-// into the descriptors of the message.
+// prepareForm is what a VM process gets ahead of its start. Files are indices into
+// the descriptors of the message.
+type prepareForm struct {
+	Control   int `json:"control"`
+	Vsock     int `json:"vsock"`
+	Directory int `json:"directory"`
+	Console   int `json:"console"`
+	KVM       int `json:"kvm"`
+	CPUs      int `json:"cpus"`
+}
+
+// startForm is the rest of machine.Config, and the identity, as they travel.
 type startForm struct {
-	Control    int              `json:"control"`
-	Vsock      int              `json:"vsock"`
-	Directory  int              `json:"directory"`
-	Console    int              `json:"console"`
-	KVM        int              `json:"kvm"`
 	Kernel     int              `json:"kernel"`
 	Initrd     int              `json:"initrd"`
 	Checkpoint checkpointForm   `json:"checkpoint"`

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
-	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/vmm"
 	"github.com/forkvm/forkvm/vmm/cpu"
 )
@@ -24,8 +22,8 @@ import (
 // LaunchDescriptor is the number of the launch socket in a VM process.
 const LaunchDescriptor = 3
 
-// Serve is the life of a VM process: it takes the start message from the launch
-// socket, runs the VM and answers at the control socket until the VM has ended.
+// Serve is the life of a VM process: it prepares a virtual machine, waits for its
+// start message, runs the VM and answers at the control socket until the VM has ended.
 // It returns what ended it, nil when that was the guest or a kill.
 func Serve(ctx context.Context, launch *os.File) error {
 	var timeline machine.Timeline
@@ -34,41 +32,40 @@ func Serve(ctx context.Context, launch *os.File) error {
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	var req request
-	files, err := c.receive(&req)
-	timeline.End(phaseMessage)
+	s := &server{launcher: c, conns: map[*conn]struct{}{}}
+	defer s.close()
+	start, files, err := s.wait(ctx, &timeline)
 	if err != nil {
-		return fmt.Errorf("receive start message: %w", err)
-	}
-	if req.Op != opStart || req.Start == nil {
-		linux.CloseFiles(files...)
-		return fmt.Errorf("first message is %q, not %q", req.Op, opStart)
+		return err
 	}
 	begun := time.Now()
-	s, err := newServer(req.Start, files, &timeline)
-	if err != nil {
-		return errors.Join(err, c.send(response{Error: classify(err)}, nil))
+	if err := s.build(start, files, &timeline); err != nil {
+		return errors.Join(err, s.launcher.send(response{Error: classify(err)}, nil))
 	}
-	defer s.close()
-	go s.watch(c, req.Start.Attached)
-	if err := s.bringUp(ctx, req.Start); err != nil {
-		return errors.Join(err, c.send(response{Error: s.explain(err)}, nil))
+	go s.watch(start.Attached)
+	if err := s.bringUp(ctx, start); err != nil {
+		return errors.Join(err, s.launcher.send(response{Error: s.explain(err)}, nil))
 	}
 	// A launcher that is gone by now will never tell anybody of this VM.
 	timeline = append(timeline, s.machine.Timeline()...)
 	started := &Started{Ready: time.Since(begun), Timeline: timeline}
-	if err := c.send(response{Started: started}, nil); err != nil {
+	if err := s.launcher.send(response{Started: started}, nil); err != nil {
 		return err
 	}
-	if !req.Start.Attached {
-		c.Close()
+	if !start.Attached {
+		s.launcher.Close()
 	}
 	return s.serve(ctx)
 }
 
 // server is a running VM process.
 type server struct {
+	launcher *conn // from whom the start message comes
+
+	// Until the machine takes them over.
+	prepared *machine.Prepared
+	vsock    *net.UnixListener
+
 	machine   *machine.Machine
 	directory directory
 	console   *os.File
@@ -87,23 +84,17 @@ type server struct {
 	handlers sync.WaitGroup
 }
 
-// newServer builds the machine from the start message. It takes over files.
-func newServer(form *startForm, files []*os.File, timeline *machine.Timeline) (*server, error) {
+// build makes the machine from the start message. It takes over files.
+func (s *server) build(form *startForm, files []*os.File, timeline *machine.Timeline) error {
 	claimed := claims{files: files, trusted: true}
 	defer claimed.close()
-	s := &server{conns: map[*conn]struct{}{}}
 	config, err := s.configure(form, &claimed)
 	if err != nil {
-		s.close()
-		return nil, err
+		return err
 	}
 	timeline.End(phaseLayers)
 	s.machine, err = machine.New(config)
-	if err != nil {
-		s.close()
-		return nil, err
-	}
-	return s, nil
+	return err
 }
 
 func (s *server) configure(form *startForm, files *claims) (c machine.Config, err error) {
@@ -117,40 +108,26 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 		c.Kernel = &machine.Kernel{Image: k, Initrd: files.take(form.Initrd)}
 	}
 	c.Tops = files.takeAll(form.Tops)
-	device := files.take(form.KVM)
-	s.directory.file, s.console = files.take(form.Directory), files.take(form.Console)
-	c.Vsock.Connect = s.directory.connect
-	control, vsock := files.take(form.Control), files.take(form.Vsock)
-	defer linux.CloseFiles(control, vsock)
 	err = errors.Join(err, files.err)
-	if err == nil && slices.Contains([]*os.File{device, control, vsock, s.directory.file, s.console}, nil) {
-		err = errors.New("start message lacks a descriptor")
-	}
 	if err == nil {
 		c.Console, err = machine.NewConsoleLog(s.console)
-	}
-	if err == nil {
-		s.control, err = fileListener(control)
-	}
-	if err == nil {
-		c.Vsock.Listener, err = fileListener(vsock)
-	}
-	if err == nil {
-		c.KVM, err = kvm.OpenFile(device)
 	}
 	if err != nil {
 		// What the machine would have taken over is still ours.
 		c.Close()
-		linux.CloseFiles(device)
+		return c, err
 	}
+	c.Prepared, s.prepared = s.prepared, nil
+	c.Vsock.Listener, s.vsock = s.vsock, nil
+	c.Vsock.Connect = s.directory.connect
 	return c, err
 }
 
 // watch notes when the launcher is gone. While the VM starts that ends it, for
 // nobody will ever hear of it; an attached VM it ends at any time.
-func (s *server) watch(launcher *conn, attached bool) {
+func (s *server) watch(attached bool) {
 	var nothing request
-	if _, err := launcher.receive(&nothing); err == nil {
+	if _, err := s.launcher.receive(&nothing); err == nil {
 		return // it has no more to say
 	}
 	if attached || !s.ready.Load() {
@@ -371,6 +348,13 @@ func (s *server) noteDiskError(disk string, err error) {
 
 // close ends the machine and every conversation, and waits for both.
 func (s *server) close() {
+	s.launcher.Close()
+	if s.prepared != nil {
+		s.prepared.Close()
+	}
+	if s.vsock != nil {
+		s.vsock.Close()
+	}
 	if s.control != nil {
 		s.control.Close()
 	}

@@ -27,6 +27,8 @@ type Machines interface {
 	Restore(ctx context.Context, snapshot string, o node.Options) (VM, error)
 	List() ([]VM, error)
 	Find(ref string) (VM, error)
+	// Prepare is node.Node.Prepare.
+	Prepare(ctx context.Context, cpus, count int) (int, error)
 }
 
 // Snapshots keeps frozen VMs.

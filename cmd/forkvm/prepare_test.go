@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/node"
+)
+
+// waiting lists the records of the processes that wait.
+func (h *host) waiting() []node.Record {
+	h.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(h.run, "waiting", "*", "vm.json"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var records []node.Record
+	for _, path := range paths {
+		records = append(records, h.record(filepath.Dir(path)))
+	}
+	return records
+}
+
+func (h *host) record(dir string) (r node.Record) {
+	h.t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, "vm.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return r
+}
+
+// prepare wants this many processes to wait.
+func (h *host) prepare(count string, flags ...string) []node.Record {
+	h.t.Helper()
+	if got := strings.TrimSpace(h.must(append([]string{"prepare", "--count", count}, flags...)...)); got != count {
+		h.t.Fatalf("%s processes wait, not %s", got, count)
+	}
+	return h.waiting()
+}
+
+// began tells whether a VM's process was started for it.
+func (h *host) began(v view) bool {
+	h.t.Helper()
+	return slices.ContainsFunc(h.record(v.Directory).Phases, func(p machine.Phase) bool { return p.Name == "process" })
+}
+
+// facts are what a guest and a user can see of a VM, without what is its own.
+func (h *host) facts(v view) string {
+	h.t.Helper()
+	own := strings.NewReplacer(v.ID, "ID", v.Name, "NAME")
+	guest := h.sh(v.Name, "hostname; nproc; cat /proc/cmdline; grep MemTotal /proc/meminfo; ls /sys/bus/virtio/devices; ls -A /root; ps | wc -l")
+	files, err := os.ReadDir(v.Directory)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	names := []string{v.State}
+	for _, f := range files {
+		names = append(names, f.Name())
+	}
+	return own.Replace(guest + "\n" + strings.Join(names, " "))
+}
+
+func TestPrepared(t *testing.T) {
+	h := newHost(t, "")
+	usual := h.start("usual")
+	if waiting := h.prepare("3"); len(waiting) != 3 {
+		t.Fatalf("%d records", len(waiting))
+	}
+	if got := strings.TrimSpace(h.must("ls", "-aq")); got != usual.ID {
+		t.Errorf("listed: %q", got)
+	}
+	fast := h.start("fast")
+	if !h.began(usual) || h.began(fast) {
+		t.Error("the process that waited was not used")
+	}
+	if got, want := h.facts(fast), h.facts(usual); got != want {
+		t.Errorf("with a process that waited:\n%s\nwithout:\n%s", got, want)
+	}
+
+	// A name that is taken uses none up, and a fork uses one.
+	h.refused("vm_exists", "create", "--snapshot", "base", "--name", "fast")
+	if waiting := h.waiting(); len(waiting) != 2 {
+		t.Errorf("%d wait", len(waiting))
+	}
+	h.must("fork", slowly, "fast", "--name", "child")
+	if child := h.inspect("child"); h.began(child) || h.sh("child", "hostname") != "child" {
+		t.Error("the fork did not use the process that waited")
+	}
+
+	h.must("rm", "-f", "child")
+	left := h.waiting()
+	if waiting := h.prepare("0"); len(waiting) != 0 || len(left) != 1 {
+		t.Errorf("%d wait after %d", len(waiting), len(left))
+	}
+	h.gone(left[0].PID)
+}
+
+func TestPreparedThatDoesNotFit(t *testing.T) {
+	h := newHost(t, "")
+	h.base()
+	h.prepare("1", "--cpus", "2")
+	h.prepare("1")
+	var one node.Record
+	for _, r := range h.waiting() {
+		if r.Shape.CPUs == 1 {
+			one = r
+		}
+	}
+
+	// Of another build: rewritten, since there is only this one.
+	path := filepath.Join(h.run, "waiting", one.ID, "vm.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(data), one.Program, "another", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if v := h.start("first"); !h.began(v) {
+		t.Error("used a process of another build or for another number of vCPUs")
+	}
+	h.prepare("1")
+	h.gone(one.PID)
+
+	// One that was killed while it waited is passed over and cleared away.
+	for _, r := range h.waiting() {
+		if r.Shape.CPUs == 1 {
+			one = r
+		}
+	}
+	if err := syscall.Kill(one.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	h.gone(one.PID)
+	if v := h.start("second"); !h.began(v) {
+		t.Error("used a dead process")
+	}
+	h.prepare("0", "--cpus", "1")
+	if waiting := h.waiting(); len(waiting) != 1 || waiting[0].Shape.CPUs != 2 {
+		t.Errorf("%+v wait", waiting)
+	}
+	h.prepare("0")
+	if entries, err := os.ReadDir(filepath.Join(h.run, "waiting")); err != nil || len(entries) != 0 {
+		t.Errorf("%d directories are left, %v", len(entries), err)
+	}
+}
+
+// A prepare that is killed leaves processes that can be used, or none.
+func TestPrepareIsKilled(t *testing.T) {
+	h := newHost(t, "")
+	h.base()
+	for _, after := range []time.Duration{5 * time.Millisecond, 40 * time.Millisecond, 80 * time.Millisecond} {
+		cmd := h.command(context.Background(), "prepare", "--count", "20")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(after)
+		cmd.Process.Kill()
+		cmd.Wait()
+	}
+	h.start("after")
+	pids := h.waiting()
+	h.prepare("0")
+	for _, r := range pids {
+		h.gone(r.PID)
+	}
+	if entries, err := os.ReadDir(filepath.Join(h.run, "waiting")); err != nil || len(entries) != 0 {
+		t.Errorf("%d directories are left, %v", len(entries), err)
+	}
+}
+
+// gone waits for the end of a process.
+func (h *host) gone(pid int) {
+	h.t.Helper()
+	h.eventually("end of a process that waited", func() bool {
+		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	})
+}

@@ -1,0 +1,267 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/machine"
+)
+
+// PrepareConfig says what a VM process needs before it is known what it will run.
+// Files stay the caller's.
+type PrepareConfig struct {
+	// Command is the program and arguments of the VM process, which calls Serve.
+	Command []string
+	// Directory is the VM's own directory, which exists and is empty of sockets. It
+	// may be moved as long as the process waits.
+	Directory string
+	// KVM is the open /dev/kvm.
+	KVM *os.File
+	// CPUs is the number of vCPUs.
+	CPUs int
+	// Launched, if set, is called with the process before it is told anything, so
+	// that it is on record before it is a VM. An error ends it.
+	Launched func(p *linux.Process) error
+}
+
+// StartConfig says what a VM is made of. Files stay the caller's.
+type StartConfig struct {
+	// Kernel and Initrd for a cold boot; otherwise Checkpoint has a state.
+	Kernel, Initrd *os.File
+	// Checkpoint has the shape and the layers in both cases.
+	Checkpoint *machine.Checkpoint
+	// Tops are the disks' empty top layers, nil for read-only disks.
+	Tops         []*os.File
+	Identity     machine.Identity
+	ReadyTimeout time.Duration
+	// Attached makes the VM end with the calling process, however that ends, or
+	// when Release is called on the result.
+	Attached bool
+}
+
+// Prepared is a VM process that has not been started. It ends when its owner does,
+// unless it is detached.
+type Prepared struct {
+	process  *linux.Process
+	launcher *conn
+}
+
+// Prepare starts a VM process and tells it to make its virtual machine. It does
+// not wait for that: what fails is the answer to Start or Detach.
+func Prepare(c PrepareConfig) (*Prepared, error) {
+	launcher, theirs, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	process, err := spawn(c, theirs)
+	theirs.Close()
+	if err != nil {
+		launcher.Close()
+		return nil, err
+	}
+	p := &Prepared{process: process, launcher: launcher}
+	if c.Launched != nil {
+		err = c.Launched(process)
+	}
+	if err == nil {
+		err = c.send(launcher)
+	}
+	if err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return p, nil
+}
+
+// spawn starts the process in a session of its own: it outlives the caller and
+// does not hear the signals of the caller's terminal.
+func spawn(c PrepareConfig, socket *os.File) (*linux.Process, error) {
+	log, err := os.OpenFile(filepath.Join(c.Directory, "process.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("start vm process: %w", err)
+	}
+	defer log.Close()
+	cmd := exec.Command(c.Command[0], c.Command[1:]...)
+	cmd.Dir = "/"
+	// Huge pages would make a heap of some hundred kilobytes one of 4 MiB in each
+	// VM's process.
+	cmd.Env = append(os.Environ(), "GODEBUG=disablethp=1")
+	cmd.Stderr = log
+	cmd.ExtraFiles = []*os.File{socket}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start vm process: %w", err)
+	}
+	p, err := linux.OpenProcess(cmd.Process.Pid, 0)
+	if err != nil {
+		cmd.Process.Kill()
+		cmd.Wait()
+		err = fmt.Errorf("start vm process: %w", err)
+		if errors.Is(err, linux.ErrProcessGone) { // it died before we looked
+			return nil, failure.As(failure.VMProcessGone, err)
+		}
+		return nil, err
+	}
+	// Whoever lives on with many VMs collects each of them when it ends.
+	go cmd.Wait()
+	return p, nil
+}
+
+// send makes the sockets and the console log in the VM's directory, and sends
+// the prepare message.
+func (c *PrepareConfig) send(launcher *conn) error {
+	control, err := listen("unixpacket", filepath.Join(c.Directory, ControlSocket))
+	if err != nil {
+		return fmt.Errorf("create control socket: %w", err)
+	}
+	defer control.Close()
+	vsock, err := listen("unix", filepath.Join(c.Directory, VsockSocket))
+	if err != nil {
+		return fmt.Errorf("create vsock socket: %w", err)
+	}
+	defer vsock.Close()
+	directory, err := os.Open(c.Directory)
+	if err != nil {
+		return err
+	}
+	defer directory.Close()
+	console, err := os.OpenFile(filepath.Join(c.Directory, ConsoleFile), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer console.Close()
+
+	var t table
+	form := prepareForm{
+		Control:   t.add(control),
+		Vsock:     t.add(vsock),
+		Directory: t.add(directory),
+		Console:   t.add(console),
+		KVM:       t.add(c.KVM),
+		CPUs:      c.CPUs,
+	}
+	return sent(launcher.send(request{Op: opPrepare, Prepare: &form}, t.files))
+}
+
+// Detach returns when the process is ready for its start, and lets go of it. From
+// then on it waits for whoever calls Adopt. When it fails the process is gone.
+func (p *Prepared) Detach(ctx context.Context) error {
+	err := sent(p.launcher.send(request{Op: opDetach}, nil))
+	if err == nil {
+		_, err = p.receive(ctx)
+	}
+	if err != nil {
+		p.Kill()
+		return err
+	}
+	p.close()
+	return nil
+}
+
+// Adopt connects to the detached process of a VM's directory. Only the first one
+// who calls it gets to start the VM.
+func Adopt(ctx context.Context, directory string, pid int, started uint64) (*Prepared, error) {
+	c, err := Dial(ctx, directory)
+	if err != nil {
+		return nil, err
+	}
+	process, err := linux.OpenProcess(pid, started)
+	if err != nil {
+		c.Close()
+		return nil, failure.As(failure.VMProcessGone, err)
+	}
+	return &Prepared{process: process, launcher: c.conn}, nil
+}
+
+// Start makes the process a VM and returns when its guest is ready. When it fails,
+// or ctx ends before, the process is gone. The Prepared is used up in either case.
+func (p *Prepared) Start(ctx context.Context, c StartConfig) (*Started, error) {
+	started, err := p.start(ctx, c)
+	if err != nil {
+		p.Kill()
+		return nil, err
+	}
+	started.Timeline.End(phaseAnswer)
+	if c.Attached {
+		started.launcher = p.launcher
+		p.launcher = nil
+	}
+	p.close()
+	return started, nil
+}
+
+func (p *Prepared) start(ctx context.Context, c StartConfig) (*Started, error) {
+	if err := c.send(p.launcher); err != nil {
+		return nil, err
+	}
+	resp, err := p.receive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if resp.Started == nil {
+		return nil, failure.New(failure.Internal, "vm process gave no answer to start")
+	}
+	return resp.Started, nil
+}
+
+func (p *Prepared) receive(ctx context.Context) (*response, error) {
+	resp, files, err := receive(ctx, p.launcher)
+	linux.CloseFiles(files...)
+	return resp, err
+}
+
+func (c *StartConfig) send(launcher *conn) error {
+	var t table
+	checkpoint, state, err := t.addCheckpoint(c.Checkpoint)
+	if err != nil {
+		return err
+	}
+	defer linux.CloseFiles(state)
+	form := startForm{
+		Kernel:       t.add(c.Kernel),
+		Initrd:       t.add(c.Initrd),
+		Checkpoint:   checkpoint,
+		Identity:     c.Identity,
+		ReadyTimeout: c.ReadyTimeout,
+		Attached:     c.Attached,
+	}
+	form.Tops = t.addAll(c.Tops)
+	return sent(launcher.send(request{Op: opStart, Start: &form}, t.files))
+}
+
+// Kill ends the process. It is for a process that was not started, and does
+// nothing for others.
+func (p *Prepared) Kill() {
+	if p.process != nil {
+		// Not an error if it is gone already.
+		_ = p.process.Signal(syscall.SIGKILL)
+	}
+	p.close()
+}
+
+// close lets go of the process.
+func (p *Prepared) close() {
+	if p.process != nil {
+		p.process.Close()
+		p.process = nil
+	}
+	if p.launcher != nil {
+		p.launcher.Close()
+		p.launcher = nil
+	}
+}
+
+// Release ends an attached VM. For others it does nothing. It is idempotent.
+func (s *Started) Release() {
+	if s.launcher != nil {
+		s.launcher.Close()
+	}
+}
