@@ -12,9 +12,6 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 )
 
-// putWindow is larger than stdinWindow: a file is written as fast as it comes.
-const putWindow = 256 << 10
-
 // put receives a file. Under its final name there is, at any time, either what
 // was there before or the whole new file.
 func (s *session) put(r proto.PutRequest) (proto.FileResult, error) {
@@ -83,32 +80,14 @@ func (s *session) replace(path string, mode uint32, owner *account) (n int64, er
 }
 
 // receiveFile writes the Stdin stream to f until its clean end.
-func (s *session) receiveFile(f *os.File) (n int64, err error) {
-	s.stdin = proto.NewQueue(putWindow)
-	b, err := proto.AppendJSON(nil, proto.TypeStarted, proto.Started{OperationID: s.request.OperationID})
+func (s *session) receiveFile(f *os.File) (int64, error) {
+	in, err := s.inflow(putWindow)
 	if err != nil {
 		return 0, err
 	}
-	if err := s.wire.Write(proto.AppendCredit(b, proto.Stdin, uint32(s.stdin.Size()), 0)); err != nil {
-		return 0, err
-	}
-	s.listen()
-	var p []byte
-	for {
-		var ok bool
-		if p, ok = s.stdin.Pop(p); !ok {
-			break
-		}
-		if _, err := f.Write(p); err != nil {
-			return n, fileError(err)
-		}
-		n += int64(len(p))
-		if credit := s.stdin.Consumed(len(p)); credit > 0 {
-			s.wire.WriteCredit(proto.Stdin, credit, 0)
-		}
-	}
-	if !s.stdin.Ended() {
-		return n, failure(proto.CodeProtocol, "connection ended in the middle of the file")
+	n, err := io.Copy(f, in)
+	if err != nil {
+		return n, fileError(err)
 	}
 	return n, nil
 }
@@ -142,40 +121,14 @@ func (s *session) get(r proto.GetRequest) (proto.FileResult, error) {
 		return result, err
 	}
 	defer f.Close()
-	window := proto.NewWindow()
-	s.windows = map[uint16]*proto.Window{proto.Stdout: window}
-	err = s.wire.WriteJSON(proto.TypeStarted, proto.Started{OperationID: s.request.OperationID, File: &info})
+	out, err := s.outflow(proto.Started{File: &info})
 	if err != nil {
 		return result, err
 	}
-	s.listen()
-	result.Bytes, err = s.sendFile(f, window)
-	return result, err
-}
-
-func (s *session) sendFile(f *os.File, window *proto.Window) (sent int64, err error) {
-	buf := buffers.Get().(*[proto.HeaderSize + chunkSize]byte)
-	defer buffers.Put(buf)
-	for {
-		room := window.Wait(chunkSize)
-		if room == 0 {
-			return sent, failure(proto.CodeProtocol, "host took no more of the file")
-		}
-		n, err := f.Read(buf[proto.HeaderSize : proto.HeaderSize+room])
-		if n > 0 {
-			window.Use(n)
-			sent += int64(n)
-			if err := s.wire.WriteData(proto.Stdout, 0, buf[:proto.HeaderSize+n]); err != nil {
-				return sent, err
-			}
-		}
-		if err == io.EOF {
-			return sent, s.wire.WriteData(proto.Stdout, proto.FlagEnd, make([]byte, proto.HeaderSize))
-		}
-		if err != nil {
-			return sent, fileError(err)
-		}
+	if result.Bytes, err = io.Copy(out, f); err != nil {
+		return result, fileError(err)
 	}
+	return result, out.end()
 }
 
 // openRegular opens a file without waiting for the other end of a FIFO and
@@ -214,7 +167,7 @@ func regular(path string, info fs.FileInfo) error {
 }
 
 func describe(info fs.FileInfo) proto.FileInfo {
-	fi := proto.FileInfo{Size: info.Size(), Mode: uint32(info.Mode().Perm()), MtimeNS: info.ModTime().UnixNano()}
+	fi := proto.FileInfo{Kind: kindOf(info.Mode()), Size: info.Size(), Mode: uint32(info.Mode().Perm()), MtimeNS: info.ModTime().UnixNano()}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		fi.Mode, fi.UID, fi.GID = st.Mode&0o7777, st.Uid, st.Gid
 	}
@@ -247,6 +200,8 @@ func fileError(err error) *proto.Error {
 	}{
 		{syscall.ENOENT, proto.CodeFileNotFound},
 		{syscall.ENOTDIR, proto.CodeNotADirectory},
+		{syscall.ENOTEMPTY, proto.CodeNotEmpty},
+		{syscall.EXDEV, proto.CodeOtherFileSystem},
 		{syscall.EISDIR, proto.CodeIsADirectory},
 		{syscall.ENAMETOOLONG, proto.CodeNameTooLong},
 		{syscall.EACCES, proto.CodePermissionDenied},

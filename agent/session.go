@@ -159,6 +159,18 @@ func (s *session) dispatch() (any, error) {
 		return serveOp(s, s.put)
 	case proto.OpGet:
 		return serveOp(s, s.get)
+	case proto.OpPutTree:
+		return serveOp(s, s.putTree)
+	case proto.OpGetTree:
+		return serveOp(s, s.getTree)
+	case proto.OpStat:
+		return serveOp(s, s.stat)
+	case proto.OpList:
+		return serveOp(s, s.list)
+	case proto.OpRemove:
+		return serveOp(s, s.remove)
+	case proto.OpMove:
+		return serveOp(s, s.move)
 	case proto.OpRenew:
 		return serveOp(s, s.agent.renew)
 	case proto.OpShutdown:

@@ -10,6 +10,17 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 )
 
+// Kind is what a name in a file system stands for.
+type Kind string
+
+// Kinds of files.
+const (
+	KindFile      Kind = proto.KindFile
+	KindDirectory Kind = proto.KindDirectory
+	KindLink      Kind = proto.KindLink
+	KindOther     Kind = proto.KindOther // FIFO, socket, device
+)
+
 // File describes a file in a guest.
 type File struct {
 	// Path is absolute; any bytes that Linux allows.
@@ -17,9 +28,11 @@ type File struct {
 	// Mode are its permissions, with fs.ModeSetuid, ModeSetgid and ModeSticky.
 	// Put uses 0644 if it is 0.
 	Mode fs.FileMode
+	// Kind is set by Get, Stat and List.
+	Kind Kind
 	// User owns it after Put, in the form of Command.User; empty: root.
 	User string
-	// UID, GID, Size and Modified are set by Get.
+	// UID, GID, Size and Modified are set by Get, Stat and List.
 	UID, GID uint32
 	Size     int64
 	Modified time.Time
@@ -33,9 +46,35 @@ func (c *Client) Put(ctx context.Context, f File, r io.Reader) (int64, error) {
 		f.Mode = 0o644
 	}
 	request := proto.PutRequest{Path: proto.Text(f.Path), Mode: toUnix(f.Mode), User: f.User}
-	k, err := c.begin(ctx, proto.OpPut, proto.Request{Generation: c.cfg.Generation}, request, nil)
+	var result proto.FileResult
+	err := c.upload(ctx, proto.OpPut, request, f.Path, r, &result)
+	return result.Bytes, err
+}
+
+// Get writes the contents of a regular file of the guest to w and returns what
+// the file is. Its Size is the number of bytes written.
+func (c *Client) Get(ctx context.Context, path string, w io.Writer) (File, error) {
+	f := File{Path: path}
+	onStart := func(s proto.Started) {
+		if i := s.File; i != nil {
+			f.describe(*i)
+		}
+	}
+	var result proto.FileResult
+	err := c.download(ctx, proto.OpGet, proto.GetRequest{Path: proto.Text(path)}, path, w, onStart, &result)
+	f.Size = result.Bytes
+	return f, err
+}
+
+func (f *File) describe(i proto.FileInfo) {
+	f.Kind, f.Mode, f.UID, f.GID, f.Size, f.Modified = Kind(i.Kind), fromUnix(i.Mode), i.UID, i.GID, i.Size, time.Unix(0, i.MtimeNS)
+}
+
+// upload sends everything from r as the operation's data.
+func (c *Client) upload(ctx context.Context, op string, params any, path string, r io.Reader, result any) error {
+	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation}, params, nil)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	window := proto.NewWindow()
 	k.onCredit = func(_ uint16, n int, f proto.Flags) error { return window.Add(n) }
@@ -44,54 +83,44 @@ func (c *Client) Put(ctx context.Context, f File, r io.Reader) (int64, error) {
 		err := send(k.wire, r, window)
 		sent <- err
 		if err != nil {
-			k.conn.Close() // the agent takes that for an unfinished file
+			k.conn.Close() // the agent takes that for an unfinished transfer
 		}
 	}()
-	var result proto.FileResult
-	err = k.finish(&result)
+	err = k.finish(result)
 	window.Close()
 	k.end()
 	select {
 	case readErr := <-sent:
 		if readErr != nil {
-			err = fmt.Errorf("read data for %q: %w", f.Path, readErr)
+			err = fmt.Errorf("read data for %q: %w", path, readErr)
 		}
 	default:
-		// A refused file ends before its data; r may be in a Read.
+		// A refused transfer ends before its data; r may be in a Read.
 	}
-	return result.Bytes, err
+	return err
 }
 
-// Get writes the contents of a regular file of the guest to w and returns what
-// the file is. Its Size is the number of bytes written.
-func (c *Client) Get(ctx context.Context, path string, w io.Writer) (File, error) {
+// download writes the operation's data to w.
+func (c *Client) download(ctx context.Context, op string, params any, path string, w io.Writer, onStart func(proto.Started), result any) error {
 	q := proto.NewQueue(outputWindow)
-	request := proto.GetRequest{Path: proto.Text(path)}
-	k, err := c.begin(ctx, proto.OpGet, proto.Request{Generation: c.cfg.Generation}, request, map[uint16]*proto.Queue{proto.Stdout: q})
+	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation}, params, map[uint16]*proto.Queue{proto.Stdout: q})
 	if err != nil {
-		return File{}, err
+		return err
 	}
 	defer k.end()
-	f := File{Path: path}
-	k.onStart = func(s proto.Started) {
-		if i := s.File; i != nil {
-			f.Mode, f.UID, f.GID, f.Modified = fromUnix(i.Mode), i.UID, i.GID, time.Unix(0, i.MtimeNS)
-		}
-	}
+	k.onStart = onStart
 	written := make(chan error, 1)
 	go func() { written <- receive(k, q, w) }()
-	var result proto.FileResult
-	err = k.finish(&result)
+	err = k.finish(result)
 	if err != nil {
 		q.Close()
 	} else {
 		q.End()
 	}
 	if writeErr := <-written; writeErr != nil {
-		return f, fmt.Errorf("write data of %q: %w", path, writeErr)
+		return fmt.Errorf("write data of %q: %w", path, writeErr)
 	}
-	f.Size = result.Bytes
-	return f, err
+	return err
 }
 
 func receive(k *call, q *proto.Queue, w io.Writer) error {

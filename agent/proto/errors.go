@@ -46,6 +46,8 @@ const (
 	CodeFileNotFound     = "file_not_found"
 	CodeNotADirectory    = "not_a_directory"
 	CodeIsADirectory     = "is_a_directory"
+	CodeNotEmpty         = "directory_not_empty"
+	CodeOtherFileSystem  = "other_file_system"
 	CodeNotARegularFile  = "not_a_regular_file"
 	CodeNameTooLong      = "name_too_long"
 	CodePermissionDenied = "permission_denied"

@@ -8,6 +8,12 @@ const (
 	OpExec     = "exec"
 	OpPut      = "put"
 	OpGet      = "get"
+	OpPutTree  = "put_tree"
+	OpGetTree  = "get_tree"
+	OpStat     = "stat"
+	OpList     = "list"
+	OpRemove   = "remove"
+	OpMove     = "move"
 	OpRenew    = "renew"
 	OpShutdown = "shutdown"
 )
@@ -138,9 +144,70 @@ type GetRequest struct {
 	Path Text `json:"path"`
 }
 
+// PutTreeRequest is followed by a tar stream (PAX) on the Stdin stream, whose
+// entries are made below a directory.
+type PutTreeRequest struct {
+	// Path is absolute. Directories that are missing are made.
+	Path Text `json:"path"`
+	// Owners keeps the owners, privileged mode bits and devices of the stream;
+	// otherwise all of it belongs to the guest agent's user.
+	Owners bool `json:"owners,omitempty"`
+}
+
+// GetTreeRequest asks for what is below a directory, as a tar stream on the
+// Stdout stream.
+type GetTreeRequest struct {
+	Path Text `json:"path"`
+}
+
+// PathRequest names a file for stat.
+type PathRequest struct {
+	Path Text `json:"path"`
+}
+
+// ListRequest asks for the entries of a directory whose names come after After,
+// in byte order.
+type ListRequest struct {
+	Path  Text `json:"path"`
+	After Text `json:"after,omitempty"`
+}
+
+// ListResult has a part of a directory. More: ask again, after the last name.
+type ListResult struct {
+	Entries []ListEntry `json:"entries"`
+	More    bool        `json:"more,omitempty"`
+}
+
+// ListEntry is one name in a directory.
+type ListEntry struct {
+	Name Text `json:"name"`
+	FileInfo
+}
+
+// RemoveRequest takes a file or, if Recursive, a whole tree away.
+type RemoveRequest struct {
+	Path      Text `json:"path"`
+	Recursive bool `json:"recursive,omitempty"`
+}
+
+// MoveRequest renames within a file system.
+type MoveRequest struct {
+	From Text `json:"from"`
+	To   Text `json:"to"`
+}
+
+// Kinds of files.
+const (
+	KindFile      = "file"
+	KindDirectory = "directory"
+	KindLink      = "link"
+	KindOther     = "other"
+)
+
 // FileInfo describes a file. Size is what the file system said before the
 // transfer; FileResult says how much was transferred.
 type FileInfo struct {
+	Kind    string `json:"kind,omitempty"`
 	Size    int64  `json:"size"`
 	Mode    uint32 `json:"mode"`
 	UID     uint32 `json:"uid"`

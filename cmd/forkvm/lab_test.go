@@ -218,6 +218,16 @@ func TestCopyThereAndBack(t *testing.T) {
 	if err != nil || statErr != nil || !bytes.Equal(got, data) || info.Mode() != 0o750 {
 		t.Errorf("%d bytes came back, %v, %v", len(got), info.Mode(), errors.Join(err, statErr))
 	}
+
+	h.sh("files", "mkdir -p /srv/tree/sub && cd /srv/tree && ln -s sub link && echo inner > sub/file && chmod 600 sub/file && ln sub/file same")
+	h.must("cp", "files:/srv/tree", dir)
+	if target, err := os.Readlink(filepath.Join(dir, "tree", "link")); target != "sub" {
+		t.Errorf("link to %q, %v", target, err)
+	}
+	h.must("cp", filepath.Join(dir, "tree"), "files:/srv/copy")
+	if diff := h.sh("files", "diff -r /srv/tree /srv/copy && stat -c '%a %h' /srv/copy/sub/file"); diff != "600 2" {
+		t.Errorf("tree is not what it was: %s", diff)
+	}
 }
 
 func TestEndOfTheGuest(t *testing.T) {

@@ -65,7 +65,7 @@ var rules = []rule{
 		"images are made on any machine, with no virtual machine in sight"},
 	{"agent/proto", nil, nil,
 		"the protocol frozen into snapshots depends on nothing that moves"},
-	{"agent/client", []string{"agent/proto"}, []string{sys},
+	{"agent/client", []string{"agent/proto", "agent/tree"}, []string{sys},
 		"the host's side needs a connection, whatever makes it"},
 	{"agent", []string{"agent/proto", "agent/..."}, []string{sys},
 		"it is copied into every guest"},

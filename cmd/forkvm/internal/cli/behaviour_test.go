@@ -289,7 +289,7 @@ func TestCopy(t *testing.T) {
 	}
 	for line, code := range map[string]string{
 		"cp alpha:/none " + dir + "/none -o json": "file_not_found",
-		"cp " + dir + " alpha:/x -o json":         "invalid_argument",
+		"cp " + dir + " alpha:/srv/new -o json":   "invalid_argument",
 		"cp " + file + " " + dir + "/y -o json":   "invalid_argument",
 		"cp alpha:/a beta:/b -o json":             "invalid_argument",
 		"cp " + file + " beta:/x -o json":         "vm_not_running",
@@ -302,6 +302,36 @@ func TestCopy(t *testing.T) {
 	left, _ := filepath.Glob(filepath.Join(dir, ".forkvm-*"))
 	if len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestCopyTrees(t *testing.T) {
+	s := newSession(t)
+	dir := t.TempDir()
+	project := filepath.Join(dir, "project")
+	if err := errors.Join(os.MkdirAll(filepath.Join(project, "src"), 0o755), os.WriteFile(filepath.Join(project, "src", "a"), []byte("aa"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	vm := s.node.vms[0]
+	vm.files["/srv/old"] = "old"
+	for _, args := range [][]string{{project, "alpha:/srv"}, {project, "alpha:/new"}, {project + "/.", "alpha:/srv/"}} {
+		if _, stderr, code := s.run("cp", args[0], args[1]); code != 0 {
+			t.Errorf("%s: exit code %d: %s", args, code, stderr)
+		}
+	}
+	want := map[string]string{"/srv/old": "old", "/srv/project/src/a": "aa", "/new/src/a": "aa", "/srv/src/a": "aa"}
+	if !reflect.DeepEqual(vm.files, want) {
+		t.Errorf("files in the guest: %v", vm.files)
+	}
+	for _, args := range [][]string{{"alpha:/srv/project", dir + "/back"}, {"alpha:/srv/project/.", dir}, {"alpha:/srv/project/", dir + "/back"}} {
+		if _, stderr, code := s.run("cp", args[0], args[1]); code != 0 {
+			t.Errorf("%s: exit code %d: %s", args, code, stderr)
+		}
+	}
+	for _, name := range []string{"back/src/a", "src/a", "back/project/src/a"} {
+		if data, err := os.ReadFile(filepath.Join(dir, name)); string(data) != "aa" {
+			t.Errorf("%s: %q, %v", name, data, err)
+		}
 	}
 }
 

@@ -48,9 +48,9 @@ const copySchema = "forkvm/copy/v1"
 func (a *app) copyVerb() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "cp FROM TO",
-		Short:   "Copy a file between the host and a VM",
-		Long:    "Copy a file between the host and a VM. The VM's side is VM:path. The file appears\ncomplete or not at all. Directories cannot be copied yet.",
-		Example: "  forkvm cp fix.patch vm-1:/root/\n  forkvm cp vm-1:/var/log/syslog ./syslog",
+		Short:   "Copy files and directories between the host and a VM",
+		Long:    "Copy a file or a directory between the host and a VM. The VM's side is VM:path. A\nfile appears complete or not at all. A directory gets its name behind a directory\nthat is there already; with /. at its end, its contents go into that.",
+		Example: "  forkvm cp fix.patch vm-1:/root/\n  forkvm cp vm-1:/var/log/syslog ./syslog\n  forkvm cp ./project vm-1:/srv\n  forkvm cp vm-1:/srv/project/. ./result",
 		Args:    needs("FROM", "TO"),
 	}
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
@@ -83,8 +83,6 @@ func (p place) String() string {
 	return p.vm + ":" + p.path
 }
 
-const noDirectories = "is a directory: only files can be copied yet; use tar with exec"
-
 // put copies a file of the host into a VM. A path that is a directory there gets
 // the file's name behind it.
 func put(ctx context.Context, n Node, from string, to *place) (int64, error) {
@@ -97,12 +95,12 @@ func put(ctx context.Context, n Node, from string, to *place) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if info.IsDir() {
-		return 0, failure.New(failure.InvalidArgument, "%s %s", from, noDirectories)
-	}
 	vm, err := findRunning(ctx, n, to.vm)
 	if err != nil {
 		return 0, err
+	}
+	if info.IsDir() {
+		return putTree(ctx, vm, from, to)
 	}
 	if strings.HasSuffix(to.path, "/") {
 		to.path = path.Join(to.path, filepath.Base(from))
@@ -129,8 +127,27 @@ func guestFailure(ctx context.Context, vm VM, err error) error {
 	return execFailure(ctx, vm, err)
 }
 
-// get copies a file of a VM to the host.
+// get copies a file or directory of a VM to the host.
 func get(ctx context.Context, n Node, from place, to *place) (int64, error) {
+	vm, err := findRunning(ctx, n, from.vm)
+	if err != nil {
+		return 0, err
+	}
+	at, err := vm.Guest().Stat(ctx, path.Clean(from.path))
+	var bytes int64
+	if err == nil && at.Kind == client.KindDirectory {
+		bytes, err = getTree(ctx, vm, from.path, to)
+	} else if err == nil {
+		bytes, err = getOne(ctx, vm, from, to)
+		if errors.Is(err, &client.Error{Code: proto.CodeIsADirectory}) { // a link to one
+			bytes, err = getTree(ctx, vm, from.path, to)
+		}
+	}
+	return bytes, guestFailure(ctx, vm, err)
+}
+
+func getOne(ctx context.Context, vm VM, from place, file *place) (int64, error) {
+	to := *file
 	info, err := os.Stat(to.path)
 	switch {
 	case err == nil && info.IsDir(), strings.HasSuffix(to.path, "/"):
@@ -139,14 +156,15 @@ func get(ctx context.Context, n Node, from place, to *place) (int64, error) {
 			return 0, failure.New(failure.InvalidArgument, "%s is a directory", to.path)
 		}
 	}
-	vm, err := findRunning(ctx, n, from.vm)
-	if err != nil {
-		return 0, err
-	}
+	fetch := getFile
 	if info, err := os.Stat(to.path); err == nil && !info.Mode().IsRegular() {
-		return getInto(ctx, vm, from.path, to.path) // a pipe or a device
+		fetch = getInto // a pipe or a device
 	}
-	return getFile(ctx, vm, from.path, to.path)
+	bytes, err := fetch(ctx, vm, from.path, to.path)
+	if err == nil {
+		*file = to
+	}
+	return bytes, err
 }
 
 // getFile makes the file under another name first, so that it is there complete
@@ -164,7 +182,7 @@ func getFile(ctx context.Context, vm VM, from, to string) (bytes int64, err erro
 	}()
 	got, err := vm.Guest().Get(ctx, from, f)
 	if err != nil {
-		return 0, explainDirectory(from, guestFailure(ctx, vm, err))
+		return 0, err
 	}
 	// No more than permissions: a guest must not make a setuid program of ours.
 	if err := f.Chmod(got.Mode & fs.ModePerm); err != nil {
@@ -184,14 +202,7 @@ func getInto(ctx context.Context, vm VM, from, to string) (int64, error) {
 	got, err := vm.Guest().Get(ctx, from, f)
 	err = errors.Join(err, f.Close())
 	if err != nil {
-		return 0, explainDirectory(from, guestFailure(ctx, vm, err))
+		return 0, err
 	}
 	return got.Size, nil
-}
-
-func explainDirectory(path string, err error) error {
-	if errors.Is(err, &client.Error{Code: proto.CodeIsADirectory}) {
-		return failure.New(proto.CodeIsADirectory, "%s %s", path, noDirectories)
-	}
-	return err
 }

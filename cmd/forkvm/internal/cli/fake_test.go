@@ -2,9 +2,11 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -430,8 +432,47 @@ func (vm *fakeVM) Put(_ context.Context, f client.File, r io.Reader) (int64, err
 	return int64(len(data)), err
 }
 
+// Trees are kept as tar streams would unpack: by the names of their files.
+func (vm *fakeVM) Stat(_ context.Context, path string) (client.File, error) {
+	if _, found := vm.files[path]; found {
+		return client.File{Path: path, Kind: client.KindFile}, nil
+	}
+	for name := range vm.files {
+		if strings.HasPrefix(name, path+"/") {
+			return client.File{Path: path, Kind: client.KindDirectory}, nil
+		}
+	}
+	return client.File{}, fmt.Errorf("stat in guest: %w", &client.Error{Code: proto.CodeFileNotFound, Message: path + ": no such file"})
+}
+
+func (vm *fakeVM) Upload(_ context.Context, from *os.Root, dir string, _ bool) (stats client.TreeStats, err error) {
+	err = fs.WalkDir(from.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := from.ReadFile(name)
+		vm.files[dir+"/"+name] = string(data)
+		stats.Bytes += int64(len(data))
+		return err
+	})
+	return stats, err
+}
+
+func (vm *fakeVM) Download(_ context.Context, dir string, to *os.Root) (stats client.TreeStats, err error) {
+	for name, data := range vm.files {
+		if rest, in := strings.CutPrefix(name, dir+"/"); in {
+			stats.Bytes += int64(len(data))
+			err = errors.Join(err, to.MkdirAll(filepath.Dir(rest), 0o755), to.WriteFile(rest, []byte(data), 0o644))
+		}
+	}
+	return stats, err
+}
+
 func (vm *fakeVM) Get(_ context.Context, path string, w io.Writer) (client.File, error) {
 	data, found := vm.files[path]
+	if at, err := vm.Stat(context.Background(), path); !found && err == nil && at.Kind == client.KindDirectory {
+		return client.File{}, fmt.Errorf("get in guest: %w", &client.Error{Code: proto.CodeIsADirectory, Message: path + " is a directory"})
+	}
 	if !found {
 		return client.File{}, fmt.Errorf("get in guest: %w", &client.Error{Code: proto.CodeFileNotFound, Message: path + ": no such file"})
 	}

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"io"
+	"os"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
@@ -105,6 +106,9 @@ type Guest interface {
 	Exec(ctx context.Context, c client.Command) (client.Result, error)
 	Put(ctx context.Context, f client.File, r io.Reader) (int64, error)
 	Get(ctx context.Context, path string, w io.Writer) (client.File, error)
+	Stat(ctx context.Context, path string) (client.File, error)
+	Upload(ctx context.Context, from *os.Root, dir string, owners bool) (client.TreeStats, error)
+	Download(ctx context.Context, dir string, to *os.Root) (client.TreeStats, error)
 }
 
 var _ Guest = (*client.Client)(nil)

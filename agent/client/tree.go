@@ -1,0 +1,128 @@
+package client
+
+import (
+	"context"
+	"io"
+	"os"
+
+	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/agent/tree"
+)
+
+// TreeStats says what was moved; see package tree.
+type TreeStats = tree.Stats
+
+// PutTree unpacks a tar stream into a directory of the guest, which is made if
+// it is not there. Files that exist are replaced, one by one; with owners they
+// get the owners, privileged mode bits and devices of the stream, otherwise they
+// are root's. After an error the files that came before it are there.
+func (c *Client) PutTree(ctx context.Context, dir string, r io.Reader, owners bool) (TreeStats, error) {
+	var stats TreeStats
+	err := c.upload(ctx, proto.OpPutTree, proto.PutTreeRequest{Path: proto.Text(dir), Owners: owners}, dir, r, &stats)
+	return stats, err
+}
+
+// GetTree writes what is below a directory of the guest to w as a tar stream
+// with relative names. The guest made it: unpack it with care, or use Download.
+func (c *Client) GetTree(ctx context.Context, dir string, w io.Writer) (TreeStats, error) {
+	var stats TreeStats
+	err := c.download(ctx, proto.OpGetTree, proto.GetTreeRequest{Path: proto.Text(dir)}, dir, w, nil, &stats)
+	return stats, err
+}
+
+// Upload copies what is below a directory of the host into one of the guest.
+func (c *Client) Upload(ctx context.Context, from *os.Root, dir string, owners bool) (TreeStats, error) {
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		_, err := tree.Pack(w, from)
+		w.CloseWithError(err)
+		packed <- err
+	}()
+	stats, err := c.PutTree(ctx, dir, r, owners)
+	r.CloseWithError(io.ErrClosedPipe) // the guest wants no more
+	if packErr := <-packed; err == nil {
+		err = packErr
+	}
+	return stats, err
+}
+
+// Download copies what is below a directory of the guest into one of the host.
+// Everything becomes the caller's; nothing is written outside of it, whatever
+// the guest sends, and no device or privileged program is made.
+func (c *Client) Download(ctx context.Context, dir string, to *os.Root) (TreeStats, error) {
+	r, w := io.Pipe()
+	var stats TreeStats
+	unpacked := make(chan error, 1)
+	go func() {
+		var err error
+		stats, err = tree.Unpack(r, to, tree.Options{})
+		if err == nil {
+			_, err = io.Copy(io.Discard, r) // a stream may be padded
+		}
+		r.CloseWithError(err)
+		unpacked <- err
+	}()
+	_, err := c.GetTree(ctx, dir, w)
+	w.CloseWithError(err)
+	if unpackErr := <-unpacked; err == nil {
+		err = unpackErr
+	}
+	return stats, err
+}
+
+// Stat describes a file of the guest; a symbolic link is not followed.
+func (c *Client) Stat(ctx context.Context, path string) (File, error) {
+	f := File{Path: path}
+	var info proto.FileInfo
+	err := c.simple(ctx, proto.OpStat, proto.PathRequest{Path: proto.Text(path)}, &info)
+	if err == nil {
+		f.describe(info)
+	}
+	return f, err
+}
+
+// List describes what is in a directory of the guest, in byte order of names.
+// The Path of each is its name in the directory.
+func (c *Client) List(ctx context.Context, dir string) ([]File, error) {
+	var files []File
+	request := proto.ListRequest{Path: proto.Text(dir)}
+	for {
+		var part proto.ListResult
+		if err := c.simple(ctx, proto.OpList, request, &part); err != nil {
+			return nil, err
+		}
+		for _, e := range part.Entries {
+			f := File{Path: string(e.Name)}
+			f.describe(e.FileInfo)
+			files = append(files, f)
+		}
+		if !part.More || len(part.Entries) == 0 {
+			return files, nil
+		}
+		request.After = part.Entries[len(part.Entries)-1].Name
+	}
+}
+
+// Remove takes a file, an empty directory or, if recursive, a tree away.
+func (c *Client) Remove(ctx context.Context, path string, recursive bool) error {
+	return c.change(ctx, proto.OpRemove, proto.RemoveRequest{Path: proto.Text(path), Recursive: recursive})
+}
+
+// Move renames a file or directory of the guest within its file system. A file
+// under the new name is replaced.
+func (c *Client) Move(ctx context.Context, from, to string) error {
+	return c.change(ctx, proto.OpMove, proto.MoveRequest{From: proto.Text(from), To: proto.Text(to)})
+}
+
+// change is an operation without streams that a guest with another generation
+// refuses.
+func (c *Client) change(ctx context.Context, op string, params any) error {
+	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation}, params, nil)
+	if err != nil {
+		return err
+	}
+	defer k.end()
+	var nothing struct{}
+	return k.finish(&nothing)
+}
