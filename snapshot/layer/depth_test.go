@@ -136,7 +136,7 @@ func TestDeepLookup(t *testing.T) {
 			t.Errorf("%s: a read allocates %v times", name, n)
 		}
 	}
-	if n := len(opened.base); n > int(opened.blocks)/p.run {
+	if n := len(opened.base()); n > int(opened.blocks)/p.run {
 		t.Errorf("the flattened index has %d segments", n)
 	}
 }

@@ -52,7 +52,9 @@ type Disk struct {
 	layers []*Layer // the stack: given ones and former tops
 	given  int      // how many of them are not former tops
 	files  []source // the layers' files, then the top's
-	base   index    // the layers that the disk was made with, flattened
+	// base returns the layers that the disk was made with, flattened: when it is
+	// first asked, since many a clone never looks at its disk.
+	base func() index
 	// What was written or zeroed since then, in the top and in former tops: a
 	// block is in one of the two, or neither. Freezing leaves both as they
 	// are, which makes it constant-time and keeps lookups independent of the
@@ -93,7 +95,8 @@ func NewDisk(c DiskConfig) (*Disk, error) {
 // setLayers makes these the layers that the disk is based on.
 func (d *Disk) setLayers(layers []*Layer) {
 	d.layers, d.given = append([]*Layer(nil), layers...), len(layers)
-	d.base = flatten(layers)
+	given := d.layers
+	d.base = sync.OnceValue(func() index { return flatten(given) })
 }
 
 // setFiles lists the files that blocks are read from, for layers without former
@@ -171,7 +174,7 @@ func (d *Disk) Usage() (Usage, error) {
 	}
 	u := Usage{
 		Layers:     len(d.layers),
-		IndexBytes: int64(len(d.base))*32 + int64(len(d.places.leaves))*(8*mapLeafBlocks+64) + int64(len(d.zeros.leaves))*64 + int64(cap(d.top.owner))*8,
+		IndexBytes: int64(len(d.base()))*32 + int64(len(d.places.leaves))*(8*mapLeafBlocks+64) + int64(len(d.zeros.leaves))*64 + int64(cap(d.top.owner))*8,
 	}
 	if len(d.files) == len(d.layers) {
 		return u, nil

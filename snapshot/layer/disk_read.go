@@ -62,5 +62,5 @@ func (d *Disk) lookup(block, limit uint64) segment {
 	if zero {
 		return segment{start: block, count: n, offset: ZeroExtent}
 	}
-	return d.base.lookup(block, n)
+	return d.base().lookup(block, n)
 }

@@ -288,7 +288,8 @@ func (d *Disk) zeroBlocks(from, to uint64) {
 		freed.count++
 	})
 	d.discardSlots(freed)
-	for i := d.base.find(from); i < len(d.base) && d.base[i].start < to; i++ {
-		hide(max(from, d.base[i].start), min(to, d.base[i].end()))
+	base := d.base()
+	for i := base.find(from); i < len(base) && base[i].start < to; i++ {
+		hide(max(from, base[i].start), min(to, base[i].end()))
 	}
 }
