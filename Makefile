@@ -13,16 +13,13 @@ LAB := $(TOOLS)/lab
 # Its last element is its name below /in.
 GUEST := .cache/lab/guest
 
-# The benchmark's program; its last element is its name below /in.
-MEASURE := .cache/bench
-
 FUZZTIME ?= 10s
 PKG ?= ./...
 
-.PHONY: help build quickstart test test-host test-lab test-long soak test-guest lab lab-tool bench bench-go fuzz lint generate fmt deps clean
+.PHONY: help build quickstart test test-host test-lab test-long soak test-guest lab lab-tool bench bench-clones bench-compare bench-micro bench-go fuzz lint generate fmt deps clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the programs into bin/
 	@mkdir -p bin
@@ -58,9 +55,16 @@ lab-tool:
 	@$(GOBUILD) -o $(LAB) ./internal/lab/cmd/lab
 
 bench: build lab-tool test-guest ## measure forkvm end to end, in the lab and in counted time; ONLY=regexp for some of it
-	@$(GOBUILD) -o $(MEASURE)/ ./bench/cmd/measure
-	@LAB_ICOUNT=1 LAB_MEM=12G LAB_OUT=bench/out LAB_TIMEOUT=3h LAB_IN=$(GUEST),$(MEASURE) \
-		$(LAB) run '/in/bench/measure -out /out -only "$(ONLY)" $(BENCHFLAGS)'
+	@scripts/bench
+
+bench-clones: build lab-tool test-guest ## start CLONES=1000 clones of a small guest in the lab, or as many as fit
+	@BENCHFLAGS='-clones $(or $(CLONES),1000)' scripts/bench
+
+bench-compare: ## measure REF=git-ref and this tree, and print what differs; ONLY=regexp for some of it
+	@scripts/bench-compare '$(REF)'
+
+bench-micro: ## wall-clock benchmarks with a tiny guest, on this machine's /dev/kvm, whatever it is
+	go test -run '^$$' -bench . -benchtime 1s ./bench/micro
 
 bench-go: build lab-tool test-guest ## the Go benchmarks that need KVM, in counted time; PKG=./path/... for some
 	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) $(LAB) test -bench . -timeout 30m $(PKG)

@@ -8,12 +8,8 @@ import (
 	"regexp"
 )
 
-// Conditions of the budget, and sizes between which RAM must not matter.
-const (
-	standardMemory = 2 << 30
-	smallMemory    = 512 << 20
-	largeMemory    = 8 << 30
-)
+// standardMemory is the RAM of the budget's guest.
+const standardMemory = 2 << 30
 
 // Config says what a run measures and where.
 type Config struct {
@@ -31,6 +27,9 @@ type Config struct {
 type Report struct {
 	Results []Result
 	Phases  []Breakdown
+	Curves  []Curve
+	// Notes say what was not run, and why.
+	Notes []string
 }
 
 // Breakdown is where the time of something goes.
@@ -48,7 +47,15 @@ type measurement struct {
 var measurements = []measurement{
 	{"create", (*bench).create},
 	{"fork", (*bench).fork},
+	{"reset", (*bench).reset},
+	{"step", (*bench).step},
 	{"clone", (*bench).clone},
+	{"size", (*bench).bySize},
+	{"pages", (*bench).byPages},
+	{"burst", (*bench).burst},
+	{"floor", (*bench).floor},
+	{"qemu", (*bench).qemu},
+	{"firecracker", (*bench).firecracker},
 }
 
 // bench is a run.
@@ -58,9 +65,12 @@ type bench struct {
 	rows   map[string]Result
 	extra  []string // names of rows that are no budget rows, in their order
 	phases []Breakdown
+	curves []Curve
+	notes  []string
 }
 
-// Run measures. An error ends it; the report then has what was measured before.
+// Run measures. What cannot be measured is an error and a row that stays empty;
+// the rest is measured all the same.
 func Run(ctx context.Context, c Config) (Report, error) {
 	s, err := newScene(c.Scene)
 	if err != nil {
@@ -72,8 +82,10 @@ func Run(ctx context.Context, c Config) (Report, error) {
 			continue
 		}
 		fmt.Fprintf(c.Log, "measuring %s\n", m.name)
-		if err = m.take(b, ctx); err != nil {
-			err = fmt.Errorf("measure %s: %w", m.name, err)
+		if failed := m.take(b, ctx); failed != nil {
+			err = errors.Join(err, fmt.Errorf("measure %s: %w", m.name, failed))
+		}
+		if ctx.Err() != nil {
 			break
 		}
 	}
@@ -89,9 +101,13 @@ func (b *bench) row(name, unit string, samples []float64) {
 	b.rows[name] = r
 }
 
+func (b *bench) note(format string, args ...any) {
+	b.notes = append(b.notes, fmt.Sprintf(format, args...))
+}
+
 // report has all rows of the budget, measured or not, and then the others.
 func (b *bench) report() Report {
-	r := Report{Phases: b.phases}
+	r := Report{Phases: b.phases, Curves: b.curves, Notes: b.notes}
 	for _, l := range budget {
 		row, ok := b.rows[l.name]
 		if !ok {

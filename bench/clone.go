@@ -23,14 +23,6 @@ func (b *bench) clone(ctx context.Context) error {
 		vms = append(vms, vm)
 	}
 	time.Sleep(5 * settle)
-	var private []float64
-	for _, vm := range vms {
-		status, err := vm.Status(ctx)
-		if err != nil {
-			return errors.Join(err, remove(ctx, vms...))
-		}
-		private = append(private, float64(status.PrivateBytes)/(1<<20))
-	}
-	b.row("clone_private", MiB, private)
+	b.row("clone_private", MiB, held(vms))
 	return remove(ctx, vms...)
 }

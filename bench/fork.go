@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/internal/process"
@@ -13,25 +14,25 @@ import (
 const (
 	// budgetPages is how many dirty pages the budget speaks of.
 	budgetPages = 1000
-	// overhead is about what the command dirties that dirties pages.
-	overhead = 400
+	// children is how many the budget's fork has.
 	children = 16
 )
 
 // fork measures the source's pause and how long children take.
 func (b *bench) fork(ctx context.Context) error {
-	pause, err := b.pauses(ctx, standardMemory, budgetPages-overhead)
+	pause, err := b.forkPauses(ctx, standardMemory, budgetPages, b.config.Rounds)
 	if err != nil {
 		return err
 	}
 	b.row("fork_pause", CMS, pause.ms)
 	b.row("fork_pause_pages", Pages, pause.pages)
-	sixteen, err := b.forks(ctx, standardMemory, children)
+	sixteen, err := b.forks(ctx, standardMemory, children, b.config.Rounds)
 	if err != nil {
 		return err
 	}
 	b.row("fork16_child", CMS, sixteen.child)
-	one, err := b.forks(ctx, standardMemory, 1)
+	b.phases = append(b.phases, sixteen.executed.breakdown("child of a fork of 16, by who executes", children*len(sixteen.child)))
+	one, err := b.forks(ctx, standardMemory, 1, b.config.Rounds)
 	if err != nil {
 		return err
 	}
@@ -40,35 +41,69 @@ func (b *bench) fork(ctx context.Context) error {
 	return nil
 }
 
-// pauses are samples of a source's pause, and of the pages that were dirty.
+// step measures the pause of a VM that takes snapshot after snapshot.
+func (b *bench) step(ctx context.Context) error {
+	pause, err := b.stepPauses(ctx, standardMemory, budgetPages, b.config.Rounds)
+	if err != nil {
+		return err
+	}
+	b.row("step_pause", CMS, pause.ms)
+	return nil
+}
+
+// pauses are samples of how long a VM stood still, and of the pages that were
+// dirty then, as far as they are known.
 type pauses struct{ ms, pages []float64 }
 
-// pauses takes checkpoints of a running VM, as a fork does, with about so many
-// pages dirtied between one and the next.
-func (b *bench) pauses(ctx context.Context, memory uint64, pages int) (p pauses, err error) {
-	vm, err := b.scene.restore(ctx, memory)
-	if err != nil {
-		return p, err
-	}
-	defer func() { err = errors.Join(err, remove(ctx, vm)) }()
-	for i := range b.config.Rounds + 1 {
-		if err := dirty(ctx, vm, pages); err != nil {
-			return p, err
-		}
-		time.Sleep(settle)
+// forkPauses are those of a fork, without the children that do not matter for
+// them.
+func (b *bench) forkPauses(ctx context.Context, memory uint64, pages, rounds int) (p pauses, err error) {
+	err = b.rounds(ctx, memory, pages, rounds, func(vm *node.VM, i int) error {
 		c, err := b.scene.checkpoint(ctx, vm)
 		if err != nil {
-			return p, err
+			return err
 		}
 		if i > 0 {
 			p.ms = append(p.ms, ms(c.Pause))
 			p.pages = append(p.pages, float64(c.Memory[len(c.Memory)-1].Stored()))
 		}
-		if err := c.Close(); err != nil {
-			return p, err
+		return c.Close()
+	})
+	return p, err
+}
+
+func (b *bench) stepPauses(ctx context.Context, memory uint64, pages, rounds int) (p pauses, err error) {
+	err = b.rounds(ctx, memory, pages, rounds, func(vm *node.VM, i int) error {
+		s, err := vm.Snapshot(ctx, "", "")
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			p.ms = append(p.ms, ms(s.Pause))
+		}
+		return nil
+	})
+	return p, err
+}
+
+// rounds calls measure again and again on one VM that has dirtied about so many
+// pages since the last time. Round 0 is for warming up.
+func (b *bench) rounds(ctx context.Context, memory uint64, pages, rounds int, measure func(vm *node.VM, round int) error) (err error) {
+	vm, err := b.scene.restore(ctx, memory)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove(ctx, vm)) }()
+	for i := range rounds + 1 {
+		if err := dirty(ctx, vm, pages); err != nil {
+			return err
+		}
+		time.Sleep(settle)
+		if err := measure(vm, i); err != nil {
+			return err
 		}
 	}
-	return p, nil
+	return nil
 }
 
 // checkpoint is a fork without children.
@@ -83,51 +118,43 @@ func (s *scene) checkpoint(ctx context.Context, vm *node.VM) (*machine.Checkpoin
 		return nil, err
 	}
 	checkpoint, err := c.Checkpoint(ctx, tops)
-	for _, f := range tops {
-		if f != nil {
-			f.Close()
-		}
-	}
-	return checkpoint, err
+	return checkpoint, errors.Join(err, linux.CloseFiles(tops...))
 }
 
 // forks are samples of forks: the time from the call until the last child's guest
 // agent has answered, divided by the number of children. On one processor that
 // is the work that a child costs.
 type forks struct {
-	child  []float64
-	course course
+	child    []float64
+	course   course
+	executed executed // for all children
 }
 
-func (b *bench) forks(ctx context.Context, memory uint64, children int) (f forks, err error) {
-	vm, err := b.scene.restore(ctx, memory)
-	if err != nil {
-		return f, err
-	}
-	defer func() { err = errors.Join(err, remove(ctx, vm)) }()
-	for range b.config.Rounds {
-		if err := dirty(ctx, vm, budgetPages-overhead); err != nil {
-			return f, err
-		}
-		begin := time.Now()
-		born, err := b.scene.node.Fork(ctx, vm, make([]node.Options, children))
-		waited := time.Since(begin)
+func (b *bench) forks(ctx context.Context, memory uint64, children, rounds int) (f forks, err error) {
+	err = b.rounds(ctx, memory, budgetPages, rounds, func(vm *node.VM, i int) error {
+		var born []node.Child
+		waited, executed, err := watch(func() (err error) {
+			born, err = b.scene.node.Fork(ctx, vm, make([]node.Options, children))
+			return err
+		})
 		if err != nil {
-			return f, err
+			return err
 		}
-		f.child = append(f.child, ms(waited)/float64(children))
 		var vms []*node.VM
 		for _, child := range born {
 			if err = errors.Join(err, child.Err); child.Err == nil {
 				vms = append(vms, child.VM)
 			}
 		}
-		if err = errors.Join(err, remove(ctx, vms...)); err != nil {
-			return f, err
+		if err = errors.Join(err, remove(ctx, vms...)); err != nil || i == 0 {
+			return err
 		}
+		f.executed = f.executed.plus(executed)
+		f.child = append(f.child, ms(waited)/float64(children))
 		for _, vm := range vms {
 			f.course.add(vm.Phases, waited)
 		}
-	}
-	return f, nil
+		return nil
+	})
+	return f, err
 }

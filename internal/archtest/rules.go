@@ -98,6 +98,8 @@ var rules = []rule{
 	{"internal/archtest", nil, nil, "it reads the code and runs none"},
 	{"examples/...", []string{"", "agent/client", "guest/...", "snapshot/...", "vmm", "kvm"}, nil,
 		"an example shows what a user can do, and users have no internal packages"},
+	{"bench/picture", []string{"bench"}, []string{"gonum.org/v1/plot"},
+		"it draws what others have measured"},
 	{"bench/...", []string{"..."}, []string{sys}, "it measures all of it"},
 	{"quickstart/...", []string{"..."}, []string{sys}, "it uses all of it"},
 }
@@ -114,6 +116,7 @@ var owners = []owned{
 	{"github.com/cilium/ebpf", []string{"devices/nic/tap"}, "eBPF stays where its privileges are"},
 	{"github.com/klauspost/compress", []string{"snapshot/archive", "guest/..."}, "compression hangs off leaves"},
 	{"github.com/pierrec/lz4", []string{"guest/..."}, "compression hangs off leaves"},
+	{"gonum.org/v1/plot", []string{"bench/picture"}, "nothing that is measured or shipped draws"},
 	{"github.com/ulikunitz/xz", []string{"guest/..."}, "compression hangs off leaves"},
 }
 

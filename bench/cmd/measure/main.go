@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
 	"syscall"
 
@@ -19,8 +18,8 @@ import (
 )
 
 type options struct {
-	image, forkvm, work, out, only string
-	creates, rounds                int
+	image, forkvm, work, out, only, firmware, firecracker string
+	creates, rounds, clones                               int
 }
 
 func main() {
@@ -28,10 +27,13 @@ func main() {
 	flag.StringVar(&o.image, "image", "/in/guest/disk", "`directory` of the image that guests boot from")
 	flag.StringVar(&o.forkvm, "forkvm", "/usr/local/bin/forkvm", "the `program` to measure")
 	flag.StringVar(&o.work, "work", "/var/lib/forkvm", "`directory` to work in, with a short path")
-	flag.StringVar(&o.out, "out", "", "`directory` for results.json")
-	flag.StringVar(&o.only, "only", "", "measure only what matches `regexp`: create, fork, clone")
+	flag.StringVar(&o.out, "out", "", "`directory` for results.json and details.json")
+	flag.StringVar(&o.only, "only", "", "measure only what matches `regexp`, such as ^create")
+	flag.StringVar(&o.firmware, "firmware", "", "`directory` of QEMU's firmware, if it is not where QEMU was built for")
+	flag.StringVar(&o.firecracker, "firecracker", "", "Firecracker's `program`, if there is one")
 	flag.IntVar(&o.creates, "creates", 100, "`number` of creates")
 	flag.IntVar(&o.rounds, "rounds", 10, "`number` of repetitions of anything else")
+	flag.IntVar(&o.clones, "clones", 0, "start this `number` of clones of a small guest instead, and keep them all")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -51,8 +53,15 @@ func measure(ctx context.Context, o options) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	scene := bench.SceneConfig{
+		Image: o.image, Dir: dir, Command: []string{o.forkvm, "vm"},
+		Firmware: o.firmware, Firecracker: o.firecracker,
+	}
+	if o.clones > 0 {
+		return bench.Clones(ctx, scene, o.clones, os.Stdout)
+	}
 	report, err := bench.Run(ctx, bench.Config{
-		Scene:   bench.SceneConfig{Image: o.image, Dir: dir, Command: []string{o.forkvm, "vm"}},
+		Scene:   scene,
 		Only:    only,
 		Creates: o.creates,
 		Rounds:  o.rounds,
@@ -62,9 +71,5 @@ func measure(ctx context.Context, o options) error {
 	if o.out == "" {
 		return err
 	}
-	f, ferr := os.Create(filepath.Join(o.out, "results.json"))
-	if ferr != nil {
-		return errors.Join(err, ferr)
-	}
-	return errors.Join(err, report.WriteJSON(f), f.Close())
+	return errors.Join(err, report.Write(o.out))
 }

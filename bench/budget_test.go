@@ -1,0 +1,70 @@
+package bench_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/bench"
+	"github.com/forkvm/forkvm/internal/testkit"
+)
+
+// reached are the budget rows that do not hold yet, with a ceiling a little above
+// what has been reached. They are a guard against getting worse. A row that
+// holds is taken out, and the budget counts.
+var reached = map[string]float64{
+	"create_cold":          65,
+	"create_first_command": 75,
+	"fork_pause":           25,
+	"fork16_child":         66,
+	"reset":                60,
+	"step_pause":           25,
+	"clone_private":        8.5,
+}
+
+// TestBudget measures rows of the budget, fewer times than make bench. Counted
+// time is the same each time: a row that is exceeded is work that was added.
+func TestBudget(t *testing.T) {
+	testkit.RequireKVM(t)
+	testkit.RequireCounted(t)
+	// Sockets below it need short paths; /tmp is on disk in the lab.
+	dir, err := os.MkdirTemp("/tmp", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+	defer cancel()
+	report, err := bench.Run(ctx, bench.Config{
+		Scene: bench.SceneConfig{
+			Image:   filepath.Join(testkit.RequireGuest(t), "disk"),
+			Dir:     dir,
+			Command: []string{testkit.RequireFile(t, "/usr/local/bin/forkvm", "make build"), "vm"},
+		},
+		Only:    regexp.MustCompile("^(create|fork|reset|step|clone)$"),
+		Creates: 5,
+		Rounds:  2,
+		Log:     t.Output(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := report.Print(t.Output()); err != nil {
+		t.Error(err)
+	}
+	for _, r := range report.Results {
+		ceiling, late := reached[r.Name]
+		switch {
+		case r.N == 0 || r.Budget == nil:
+		case late && r.Max > ceiling:
+			t.Errorf("%s: %.2f %s: had reached %g", r.Name, r.Max, r.Unit, ceiling)
+		case late && r.OK:
+			t.Logf("%s holds now: %.2f of %g %s; take it out of the list", r.Name, r.Max, *r.Budget, r.Unit)
+		case !late && !r.OK:
+			t.Errorf("%s: %.2f %s: the budget is %g", r.Name, r.Max, r.Unit, *r.Budget)
+		}
+	}
+}

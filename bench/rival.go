@@ -1,0 +1,252 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/machine"
+)
+
+// rival is another monitor. It boots the same image with the same devices and the
+// same guest agent, saves that guest in its own way, and restores it.
+type rival interface {
+	// command is the monitor's process in a directory of its own: for a boot, or
+	// to restore what save left in saved. Its ExtraFiles are the caller's to close.
+	command(dir, saved string) (*exec.Cmd, error)
+	// start makes the process that has just been started run the guest.
+	start(ctx context.Context, dir, saved string) error
+	// save leaves in saved what restoring needs. The guest need not go on.
+	save(ctx context.Context, dir, saved string) error
+	// dial connects to the guest agent.
+	dial(ctx context.Context, dir string) (net.Conn, error)
+}
+
+// errNotRun: what is to be measured is not here.
+type errNotRun struct{ reason string }
+
+func (e errNotRun) Error() string { return e.reason }
+
+// measureRival adds the rows name_restore, name_first_command and name_private.
+// A rival that is not here is noted and no error.
+func (b *bench) measureRival(ctx context.Context, name string, find func(SceneConfig) (rival, error)) error {
+	r, err := find(b.config.Scene)
+	var absent errNotRun
+	if errors.As(err, &absent) {
+		b.note("%s_restore: not run: %s", name, absent.reason)
+		b.extra = append(b.extra, name+"_restore")
+		b.rows[name+"_restore"] = Result{Name: name + "_restore", Unit: CMS}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s := stable{rival: r, scene: b.config.Scene, dir: filepath.Join(b.config.Scene.Dir, name)}
+	if err := s.prepare(ctx); err != nil {
+		return err
+	}
+	var ready, command, private []float64
+	for i := range b.config.Rounds + 1 {
+		m, err := s.restore(ctx)
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			ready, command = append(ready, ms(m.ready)), append(command, ms(m.command))
+			private = append(private, float64(m.private)/(1<<20))
+		}
+	}
+	b.row(name+"_restore", CMS, ready)
+	b.row(name+"_first_command", CMS, command)
+	b.row(name+"_private", MiB, private)
+	return nil
+}
+
+// stable is where a rival runs.
+type stable struct {
+	rival rival
+	scene SceneConfig
+	dir   string
+}
+
+func (s *stable) saved() string { return filepath.Join(s.dir, "saved") }
+
+// prepare boots the guest, lets it run its first commands as ours does, and saves
+// it.
+func (s *stable) prepare(ctx context.Context) error {
+	if err := os.MkdirAll(s.saved(), 0o700); err != nil {
+		return err
+	}
+	return s.with(ctx, "", func(dir string, agent *client.Client, _ int) error {
+		if err := await(ctx, agent); err != nil {
+			return err
+		}
+		for range 3 {
+			if _, err := agent.Exec(ctx, client.Command{Args: []string{"true"}}); err != nil {
+				return err
+			}
+		}
+		time.Sleep(settle)
+		if err := s.rival.save(ctx, dir, s.saved()); err != nil {
+			return err
+		}
+		// What the guest had written to its disk by then belongs to the state.
+		return copyFile(filepath.Join(s.saved(), "disk"), filepath.Join(dir, "disk"))
+	})
+}
+
+// restored is one sample.
+type restored struct {
+	ready, command time.Duration
+	private        int64
+}
+
+// restore starts a process from what was saved. Ready is what it is for ours: the
+// guest agent has answered and has confirmed a new identity.
+func (s *stable) restore(ctx context.Context) (r restored, err error) {
+	var begin time.Time
+	err = s.with(ctx, s.saved(), func(_ string, agent *client.Client, pid int) error {
+		if err := await(ctx, agent); err != nil {
+			return err
+		}
+		if err := renew(ctx, agent); err != nil {
+			return err
+		}
+		r.ready = time.Since(begin)
+		result, err := agent.Exec(ctx, client.Command{Args: []string{"true"}})
+		if err == nil && result.ExitCode != 0 {
+			err = fmt.Errorf("true: exit code %d", result.ExitCode)
+		}
+		r.command = time.Since(begin)
+		time.Sleep(5 * settle)
+		r.private = linux.PrivateBytes(pid)
+		return err
+	}, &begin)
+	return r, err
+}
+
+// with runs the rival's process around do. Begin, if given, is set just before
+// the process is started.
+func (s *stable) with(ctx context.Context, saved string, do func(dir string, agent *client.Client, pid int) error, begin ...*time.Time) (err error) {
+	dir := filepath.Join(s.dir, "run")
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o700)); err != nil {
+		return err
+	}
+	disk := filepath.Join(s.scene.Image, string(image.Rootfs))
+	if saved != "" {
+		disk = filepath.Join(saved, "disk")
+	}
+	if err := copyFile(filepath.Join(dir, "disk"), disk); err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	time.Sleep(settle)
+	for _, b := range begin {
+		*b = time.Now()
+	}
+	cmd, err := s.rival.command(dir, saved)
+	if err != nil {
+		return err
+	}
+	defer linux.CloseFiles(cmd.ExtraFiles...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	defer func() {
+		cmd.Process.Kill()
+		cmd.Wait() // it was killed
+		if err != nil {
+			err = fmt.Errorf("%w; it said: %s", err, lastBytes(log.Name(), filepath.Join(dir, consoleLog)))
+		}
+	}()
+	if err := s.rival.start(ctx, dir, saved); err != nil {
+		return err
+	}
+	agent := client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) { return s.rival.dial(ctx, dir) }})
+	return do(dir, agent, cmd.Process.Pid)
+}
+
+// lastBytes is the end of each of some logs, as far as they exist.
+func lastBytes(paths ...string) string {
+	var said []byte
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err == nil {
+			said = append(said, data[max(0, len(data)-2048):]...)
+		}
+	}
+	return string(said)
+}
+
+// consoleLog is where a rival whose output is not its guest's console puts that.
+const consoleLog = "console.log"
+
+// patience bounds the wait for a rival's guest.
+const patience = 5 * time.Minute
+
+// await asks a guest agent again and again, with no growing pause in between: a
+// restore must not look longer than it is.
+func await(ctx context.Context, agent *client.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		try, done := context.WithTimeout(ctx, 5*time.Second)
+		_, err := agent.Ping(try)
+		done()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// renew gives the guest a new identity as machine.Renew does.
+func renew(ctx context.Context, agent *client.Client) error {
+	id := machine.NewIdentity("clone", machine.TimeHost)
+	_, err := agent.Renew(ctx, client.Identity{
+		Generation: id.Generation,
+		Entropy:    make([]byte, 64),
+		Hostname:   id.Hostname,
+		MachineID:  id.MachineID,
+		BootID:     true,
+		WallClock:  time.Now,
+	})
+	return err
+}
+
+// connectPort asks for a guest's port at a Unix socket and reads the answer's
+// line, byte by byte.
+func connectPort(ctx context.Context, path string, port uint32) (net.Conn, error) {
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	_, err = fmt.Fprintf(c, "CONNECT %d\n", port)
+	for b := make([]byte, 1); err == nil && b[0] != '\n'; {
+		_, err = io.ReadFull(c, b)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
