@@ -22,7 +22,7 @@ func (n *Node) ExportSnapshot(ctx context.Context, name string, w io.Writer, pro
 // not there.
 func (n *Node) ArchiveSnapshot(ctx context.Context, name, dir string, progress func(bytes int64)) (archive.Result, error) {
 	return n.export(name, func(s *store.Snapshot) (archive.Result, error) {
-		d, err := archive.OpenDirectory(dir)
+		d, err := archive.MakeDirectory(dir)
 		if err != nil {
 			return archive.Result{}, err
 		}
@@ -75,6 +75,19 @@ func (n *Node) unarchive(ctx context.Context, dir, name, as string, progress fun
 		return store.Info{}, err
 	}
 	return d.Import(ctx, n.store, x, as, progress)
+}
+
+// RemoveArchived removes a snapshot from an archive directory.
+func (n *Node) RemoveArchived(ctx context.Context, dir, name string) error {
+	d, err := archive.OpenDirectory(dir)
+	if err != nil {
+		return archiveFailure(err)
+	}
+	defer d.Close()
+	if err := d.Remove(ctx, name); err != nil {
+		return archiveFailure(err)
+	}
+	return nil
 }
 
 // archiveFailure gives an error of an archive its code: what is wrong with one is

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -30,9 +31,23 @@ type Directory struct {
 
 const indexSuffix = ".json"
 
-// OpenDirectory opens a directory, which is made if it is not there.
+// MakeDirectory opens a directory, which is made if it is not there.
+func MakeDirectory(path string) (*Directory, error) {
+	for _, part := range []string{"chunks", "snapshots"} {
+		// Guest memory is in here: nobody else's business.
+		if err := os.MkdirAll(filepath.Join(path, part), 0o700); err != nil {
+			return nil, fmt.Errorf("make archive (%s): %w", path, err)
+		}
+	}
+	return OpenDirectory(path)
+}
+
+// OpenDirectory opens a directory that is there.
 func OpenDirectory(path string) (*Directory, error) {
 	d, err := openDirectory(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrNotFound
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open archive (%s): %w", path, err)
 	}
@@ -40,23 +55,16 @@ func OpenDirectory(path string) (*Directory, error) {
 }
 
 func openDirectory(path string) (*Directory, error) {
-	// Guest memory is in here: nobody else's business.
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, err
-	}
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, err
 	}
 	d := &Directory{root: root}
-	for _, name := range []string{"chunks", "snapshots"} {
-		if err := root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			d.Close()
-			return nil, err
-		}
+	if _, err = root.Stat("chunks"); err == nil {
+		d.codec, err = newCodec()
 	}
-	if d.codec, err = newCodec(); err != nil {
-		d.Close()
+	if err != nil {
+		root.Close()
 		return nil, err
 	}
 	return d, nil
@@ -64,9 +72,7 @@ func openDirectory(path string) (*Directory, error) {
 
 // Close gives the directory's descriptor back. It is idempotent.
 func (d *Directory) Close() error {
-	if d.codec != nil {
-		d.codec.close()
-	}
+	d.codec.close()
 	return d.root.Close()
 }
 

@@ -36,6 +36,11 @@ type sink interface {
 // nothing, whichever snapshot they came with; an export that was interrupted goes
 // on where it was.
 func (d *Directory) Export(ctx context.Context, s *store.Snapshot, progress func(bytes int64)) (Result, error) {
+	unlock, err := d.lock(unix.LOCK_SH)
+	if err != nil {
+		return Result{}, fmt.Errorf("export snapshot (%s): %w", s.Manifest.Name, err)
+	}
+	defer unlock()
 	return export(ctx, s, d, progress)
 }
 

@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
 )
@@ -18,6 +20,11 @@ func (d *Directory) Import(ctx context.Context, st *store.Store, x *Index, name 
 	if name == "" {
 		name = x.Name
 	}
+	unlock, err := d.lock(unix.LOCK_SH)
+	if err != nil {
+		return store.Info{}, fmt.Errorf("import snapshot (%.200s): %w", name, err)
+	}
+	defer unlock()
 	info, err := d.importAs(ctx, st, x, name, progress)
 	if err != nil {
 		return info, fmt.Errorf("import snapshot (%.200s): %w", name, err)

@@ -175,7 +175,7 @@ func same(t testing.TB, a, b *store.Store, nameA, nameB string) {
 
 func openArchive(t testing.TB) *Directory {
 	t.Helper()
-	d, err := OpenDirectory(filepath.Join(t.TempDir(), "archive"))
+	d, err := MakeDirectory(filepath.Join(t.TempDir(), "archive"))
 	if err != nil {
 		t.Fatal(err)
 	}

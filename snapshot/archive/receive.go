@@ -43,12 +43,12 @@ func (in Incoming) Read(ctx context.Context, r io.Reader, name string, progress 
 	}
 	in.sweep()
 	path := filepath.Join(in.Path, id)
-	d, err := OpenDirectory(path)
+	d, err := MakeDirectory(path)
 	if err != nil {
 		return store.Info{}, Result{}, err
 	}
 	defer d.Close()
-	lock, err := lockDirectory(path)
+	lock, err := lockReceiver(path)
 	if err != nil {
 		return store.Info{}, Result{}, fmt.Errorf("import snapshot %s: %w", id, err)
 	}
@@ -64,9 +64,10 @@ func (in Incoming) Read(ctx context.Context, r io.Reader, name string, progress 
 	return info, result, err
 }
 
-// lockDirectory locks a directory against others until it is closed.
-func lockDirectory(path string) (*os.File, error) {
-	f, err := os.Open(path)
+// lockReceiver locks what a snapshot is received into until it is closed. It is
+// another lock than that of the directory itself.
+func lockReceiver(path string) (*os.File, error) {
+	f, err := os.Open(filepath.Join(path, "chunks"))
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +97,7 @@ func (in Incoming) sweep() {
 		if err != nil || time.Since(st.ModTime()) < keepIncoming {
 			continue
 		}
-		if lock, err := lockDirectory(path); err == nil {
+		if lock, err := lockReceiver(path); err == nil {
 			os.RemoveAll(path)
 			lock.Close()
 		}

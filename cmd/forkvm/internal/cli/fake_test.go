@@ -245,6 +245,11 @@ func (n *fakeNode) ImportSnapshot(_ context.Context, r io.Reader, as string, _ f
 	return n.UnarchiveSnapshot(context.Background(), "", "task-1", as, nil)
 }
 
+func (n *fakeNode) RemoveArchived(_ context.Context, _, name string) error {
+	_, err := n.InspectSnapshot(name)
+	return err
+}
+
 func (n *fakeNode) UnarchiveSnapshot(_ context.Context, _, name, as string, _ func(int64)) (store.Info, error) {
 	info, err := n.InspectSnapshot(name)
 	if as != "" {

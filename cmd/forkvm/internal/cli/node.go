@@ -46,6 +46,7 @@ type Archives interface {
 	ExportSnapshot(ctx context.Context, name string, w io.Writer, progress func(bytes int64)) (archive.Result, error)
 	ArchiveSnapshot(ctx context.Context, name, dir string, progress func(bytes int64)) (archive.Result, error)
 	ImportSnapshot(ctx context.Context, r io.Reader, as string, progress func(bytes int64)) (store.Info, error)
+	RemoveArchived(ctx context.Context, dir, name string) error
 	UnarchiveSnapshot(ctx context.Context, dir, name, as string, progress func(bytes int64)) (store.Info, error)
 }
 

@@ -200,8 +200,16 @@ func (a *app) snapshotInspectVerb() *cobra.Command {
 }
 
 func (a *app) snapshotRemoveVerb() *cobra.Command {
-	return a.namedVerb("rm NAME...", "Remove snapshots; VMs made from them go on",
-		func(_ context.Context, n Node, name string) error { return n.RemoveSnapshot(name) })
+	var dir string
+	cmd := a.namedVerb("rm [flags] NAME...", "Remove snapshots; VMs made from them go on",
+		func(ctx context.Context, n Node, name string) error {
+			if dir != "" {
+				return n.RemoveArchived(ctx, dir, name)
+			}
+			return n.RemoveSnapshot(name)
+		})
+	cmd.Flags().StringVar(&dir, "from", "", "remove them from an archive directory instead")
+	return cmd
 }
 
 // namedVerb is a verb that does one thing to each name that it is given, and
