@@ -66,6 +66,11 @@ type Memory struct {
 	windows map[int]*linux.Mapping // by source
 	// prepared is the file for the next layer, nil if there is none.
 	prepared *layerFile
+	// reverted are private pages with the contents that view says, from a reset;
+	// some may have been written or mapped over since. originals are files of
+	// origin that a reset copies from.
+	reverted  []pageRange
+	originals []*linux.Mapping
 }
 
 // New makes a memory whose contents are the layers' on top of zeros, without
@@ -212,6 +217,7 @@ func (m *Memory) Close() error {
 	if m.mapping != nil {
 		errs = append(errs, m.mapping.Unmap())
 	}
+	m.dropOriginals()
 	if m.pagemap != nil {
 		errs = append(errs, m.pagemap.Close())
 	}

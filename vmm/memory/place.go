@@ -176,19 +176,6 @@ func (b bitmap) clear(p piece) {
 	}
 }
 
-// run returns the first page after start, at most end, for which the answer of
-// has is another one.
-func (b bitmap) run(start, end uint64) uint64 {
-	if b == nil {
-		return end
-	}
-	n := start + 1
-	for n < end && b.has(n) == b.has(start) {
-		n++
-	}
-	return n
-}
-
 // ranges returns the set in ascending ranges that do not touch.
 func (b bitmap) ranges() []pageRange {
 	var ranges []pageRange

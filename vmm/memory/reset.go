@@ -3,8 +3,6 @@ package memory
 import (
 	"fmt"
 	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // Reset puts the contents back to those of the layers that the memory was made
@@ -96,44 +94,6 @@ func (m *Memory) resetLocked() error {
 	return nil
 }
 
-// revertLocked gives every private page the contents that view says: by giving it
-// back, so that what is mapped below shows again, or by copying where something
-// else is mapped.
-func (m *Memory) revertLocked() error {
-	private, err := m.scan(m)
-	if err != nil {
-		return err
-	}
-	for _, r := range private {
-		for start := r.start; start < r.end; {
-			end := m.copied.run(start, r.end)
-			if m.copied.has(start) {
-				err = m.recopy(pageRange{start, end})
-			} else {
-				err = m.mapping.Advise(start*PageSize, (end-start)*PageSize, unix.MADV_DONTNEED)
-			}
-			if err != nil {
-				return err
-			}
-			start = end
-		}
-	}
-	return nil
-}
-
-// recopy fills pages from where view says that they come from.
-func (m *Memory) recopy(r pageRange) error {
-	for start := r.start; start < r.end; {
-		p := m.view[find(m.view, start)].from(start)
-		p = p.until(min(p.end(), r.end))
-		if err := m.copyIn(p); err != nil {
-			return err
-		}
-		start = p.end()
-	}
-	return nil
-}
-
 // rebaseLocked makes the stack of layers the origin. What is mapped stays as it
 // is, known by the new numbers of its sources.
 func (m *Memory) rebaseLocked(layers []Layer) {
@@ -152,6 +112,7 @@ func (m *Memory) rebaseLocked(layers []Layer) {
 		view = overlay(view, layerPieces(l.Extents, source), appendMerged)
 	}
 	m.mapped = renumbered(m.mapped, numbers)
+	m.dropOriginals()
 	closeAll(m.sources)
 	m.sources = make([]*os.File, number)
 	m.origin = originState{view: view, files: filesOf(layers)}

@@ -215,3 +215,77 @@ func TestResetAgainstModel(t *testing.T) {
 		})
 	}
 }
+
+// held counts the pages that are private to the kernel, whatever is in them.
+func held(t testing.TB, m *Memory) int {
+	t.Helper()
+	ranges, err := m.scan(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, r := range ranges {
+		n += int(r.end - r.start)
+	}
+	return n
+}
+
+// What a guest writes in every life stays private; what it did not write in one is
+// given back after it, and nothing of it is taken for a change.
+func TestResetKeepsWhatIsWrittenAgain(t *testing.T) {
+	withScanners(t, func(t *testing.T, s scanner) {
+		m := newMemory(t, Config{Size: testSize, Layers: []Layer{
+			{File: patternFile(t, 8, 1), Extents: []Extent{{Start: 0, Count: 8}}}}})
+		m.scan = s
+		before := dump(t, m)
+		for life, pages := range [][]uint64{{1, 2, 40}, {1, 40}, {1, 3}, {}, {}} {
+			for _, n := range pages {
+				write(t, m, n*PageSize+5, []byte("life"))
+			}
+			wantPrivate(t, m, pages...)
+			reset(t, m)
+			wantContents(t, m, before)
+			if n := held(t, m); n != len(pages) {
+				t.Errorf("life %d: %d pages are held, want %d", life, n, len(pages))
+			}
+			wantPrivate(t, m)
+			if l := freeze(t, m); len(l.Extents) != 0 {
+				t.Errorf("life %d: nothing was written, but the next layer has %+v", life, l.Extents)
+			}
+		}
+	})
+}
+
+func TestResetKeepsABoundedNumber(t *testing.T) {
+	m := newMemory(t, Config{Size: 4 * maxReverted * PageSize})
+	for range 2 {
+		write(t, m, 0, bytes.Repeat([]byte{7}, 3*maxReverted*PageSize))
+		reset(t, m)
+		if n := held(t, m); n != maxReverted {
+			t.Errorf("%d pages are held, want %d", n, maxReverted)
+		}
+		wantContents(t, m, make([]byte, m.Size()))
+	}
+	reset(t, m)
+	if n := held(t, m); n != 0 {
+		t.Errorf("%d pages are held after a life that wrote nothing", n)
+	}
+}
+
+// A layer file that is cut off while a reset reads it is an error.
+func TestResetWithoutBackingStore(t *testing.T) {
+	f := patternFile(t, 8, 1)
+	m := newMemory(t, Config{Size: testSize, Layers: []Layer{{File: f, Extents: []Extent{{Start: 0, Count: 8}}}}})
+	write(t, m, 5*PageSize, []byte("life"))
+	reset(t, m)
+	truncate(t, f, 0)
+	err := guard(func() error {
+		if m.originals[0].Bytes()[5*PageSize] == 0 {
+			t.Log("read something")
+		}
+		return nil
+	})
+	if !errors.Is(err, ErrBackingLost) {
+		t.Errorf("read of a file that was cut off: %v, want %v", err, ErrBackingLost)
+	}
+}

@@ -3,6 +3,7 @@ package memory
 import (
 	"bytes"
 	"errors"
+	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -103,19 +104,25 @@ func without(ranges, others []pageRange) []pageRange {
 	return out
 }
 
+// contains searches ascending ranges for a page.
+func contains(ranges []pageRange, n uint64) bool {
+	i := sort.Search(len(ranges), func(i int) bool { return ranges[i].end > n })
+	return i < len(ranges) && ranges[i].start <= n
+}
+
 var zeroPage [PageSize]byte
 
 func isZero(page []byte) bool { return bytes.Equal(page, zeroPage[:]) }
 
 // changedLocked returns the private pages, without those that are private only
-// because they were copied instead of mapped and that still have the contents
-// they came with. mu is held.
+// because they were copied instead of mapped, or kept by a reset, and that still
+// have the contents they came with. mu is held.
 func (m *Memory) changedLocked() ([]pageRange, error) {
 	if m.closed.Load() {
 		return nil, m.errClosed("scan")
 	}
 	private, err := m.scan(m)
-	if err != nil || m.copied == nil {
+	if err != nil || m.copied == nil && m.reverted == nil {
 		return private, err
 	}
 	var changed []pageRange
@@ -138,7 +145,7 @@ func (m *Memory) changedLocked() ([]pageRange, error) {
 
 // unchanged compares a copied page with what it was copied from.
 func (m *Memory) unchanged(n uint64) (bool, error) {
-	if !m.copied.has(n) {
+	if !m.copied.has(n) && !contains(m.reverted, n) {
 		return false, nil
 	}
 	p := m.view[find(m.view, n)].from(n)
