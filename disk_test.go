@@ -404,9 +404,10 @@ func TestCaseC5(t *testing.T) {
 func TestCaseE7(t *testing.T) {
 	hogs := map[string]string{"one process": "exec guestload hog -size 1024"}
 	if !testing.Short() {
-		hogs["many processes"] = "for i in $(seq 200); do guestload hog -size 20 & done; wait; kill -9 $$"
+		// Together eight times what there is, all of them at it for a while.
+		hogs["many processes"] = "for i in $(seq 80); do head -c 20971520 /dev/zero | tail -c 20971520 | sleep 3 & done; wait; kill -9 $$"
 		hogs["memory file system"] = "mount -t tmpfs -o size=1g none /mnt && exec dd if=/dev/zero of=/mnt/full bs=1M count=1000"
-		hogs["fork bomb"] = "b() { b | b & }; b; exec guestload hog -size 1024"
+		hogs["fork bomb"] = "b() { b | b; }; b | b & exec guestload hog -size 1024"
 	}
 	for what, script := range hogs {
 		t.Run(what, func(t *testing.T) { outOfMemory(t, script) })
