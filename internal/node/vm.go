@@ -166,7 +166,7 @@ func (vm *VM) Status(ctx context.Context) (*Status, error) {
 		return vm.ended()
 	}
 	if vm.ReadyMS == 0 {
-		return &Status{State: Starting, PrivateBytes: privateBytes(vm.PID)}, nil
+		return &Status{State: Starting, PrivateBytes: linux.PrivateBytes(vm.PID)}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -184,7 +184,7 @@ func (vm *VM) Status(ctx context.Context) (*Status, error) {
 	}
 	return &Status{
 		State: State(st.State), Exit: st.Exit, Generation: st.Generation,
-		DiskError: st.DiskError, PrivateBytes: privateBytes(vm.PID),
+		DiskError: st.DiskError, PrivateBytes: linux.PrivateBytes(vm.PID),
 	}, nil
 }
 
@@ -198,25 +198,6 @@ func (vm *VM) ended() (*Status, error) {
 		return nil, failure.As(failure.Internal, err)
 	}
 	return &Status{State: Ended, Exit: exit}, nil
-}
-
-// privateBytes reads what a process shares with nobody from the kernel's
-// summary, 0 if it is gone.
-func privateBytes(pid int) int64 {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		return 0
-	}
-	var total int64
-	for line := range strings.Lines(string(data)) {
-		var kilobytes int64
-		for _, field := range []string{"Private_Clean:", "Private_Dirty:"} {
-			if n, _ := fmt.Sscanf(line, field+" %d kB", &kilobytes); n == 1 {
-				total += kilobytes << 10
-			}
-		}
-	}
-	return total
 }
 
 // dial connects to the VM process.
