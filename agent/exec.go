@@ -22,6 +22,7 @@ type execution struct {
 	started time.Time
 
 	input          *os.File // our end of the command's stdin, or nil
+	terminal       *os.File // our end of its terminal, or nil
 	stdout, stderr *pump    // nil: not streamed
 }
 
@@ -64,12 +65,12 @@ func (x *execution) launch() error {
 	}
 	var ends ends
 	defer ends.closeGuest()
-	if err := x.open(&ends); err != nil {
+	if err := x.open(&ends, c); err != nil {
 		ends.closeHost()
 		return err
 	}
 	x.started = time.Now()
-	x.process, err = x.agent.launch(c, ends.descriptors())
+	x.process, err = x.agent.launch(c, ends.descriptors(), x.terminal != nil)
 	if err != nil {
 		ends.closeHost()
 	}
@@ -77,8 +78,11 @@ func (x *execution) launch() error {
 }
 
 // open connects the command's three streams.
-func (x *execution) open(e *ends) error {
+func (x *execution) open(e *ends, c command) error {
 	x.windows = map[uint16]*proto.Window{}
+	if size := x.request.Terminal; size != nil {
+		return x.openTerminal(e, *size, c.credential)
+	}
 	var err error
 	if x.request.Stdin {
 		if x.input, err = e.input(); err != nil {
@@ -98,6 +102,20 @@ func (x *execution) open(e *ends) error {
 	}
 	x.stderr, err = x.output(e, 2, proto.Stderr, x.request.Stderr, x.request.StderrLimit)
 	return err
+}
+
+func (x *execution) openTerminal(e *ends, size proto.TerminalSize, who *syscall.Credential) error {
+	in, out, err := e.terminal(size, who)
+	if err != nil {
+		return err
+	}
+	x.input, x.stdin = in, proto.NewQueue(stdinWindow)
+	x.terminal = out
+	w := proto.NewWindow()
+	x.windows[proto.Stdout] = w
+	x.stdout = newPump(out, proto.Stdout, x.wire, w, x.request.StdoutLimit, &x.agent.drains)
+	x.stdout.terminal = true
+	return nil
 }
 
 func (x *execution) output(e *ends, fd int, stream uint16, mode string, limit int64) (*pump, error) {
@@ -175,7 +193,16 @@ func (x *execution) handleControl(c proto.Control) {
 	if c.Signal > 0 && c.Signal <= 64 {
 		x.process.signal(syscall.Signal(c.Signal))
 	}
+	if c.Resize != nil && x.terminal != nil {
+		if raw, err := x.terminal.SyscallConn(); err == nil {
+			// A terminal that is gone by now needs no size.
+			_ = raw.Control(func(fd uintptr) { _ = resize(int(fd), *c.Resize) })
+		}
+	}
 }
+
+// endOfInput is what a terminal in its usual mode takes for the end (VEOF, ^D).
+const endOfInput = 4
 
 // feed writes what the host sends into the command's stdin.
 func (x *execution) feed() {
@@ -183,6 +210,9 @@ func (x *execution) feed() {
 	for {
 		var ok bool
 		if p, ok = x.stdin.Pop(p); !ok {
+			if x.terminal != nil && x.stdin.Ended() {
+				_, _ = x.input.Write([]byte{endOfInput})
+			}
 			x.input.Close()
 			return
 		}

@@ -21,9 +21,10 @@ type process struct {
 }
 
 // launch starts a command with the given descriptors as its 0, 1 and 2, in a
-// session and, where there are cgroups, in a group of its own. The error is a
+// session and, where there are cgroups, in a group of its own. With terminal the
+// descriptors are a terminal, which becomes the session's. The error is a
 // *refusal or a *proto.Error.
-func (a *Agent) launch(c command, files []uintptr) (*process, error) {
+func (a *Agent) launch(c command, files []uintptr, terminal bool) (*process, error) {
 	p := &process{agent: a}
 	if a.groups != nil {
 		group, err := a.groups.create()
@@ -34,11 +35,11 @@ func (a *Agent) launch(c command, files []uintptr) (*process, error) {
 		}
 		p.group = group
 	}
-	err := p.start(c, files)
+	err := p.start(c, files, terminal)
 	if p.group != nil && (errors.Is(err, syscall.ENOSYS) || errors.Is(err, syscall.EBADF)) {
 		// No clone into a cgroup (before Linux 5.7).
 		p.dropGroup()
-		err = p.start(c, files)
+		err = p.start(c, files, terminal)
 	}
 	if err != nil {
 		p.dropGroup()
@@ -54,10 +55,10 @@ func (p *process) dropGroup() {
 	}
 }
 
-func (p *process) start(c command, files []uintptr) error {
+func (p *process) start(c command, files []uintptr, terminal bool) error {
 	attr := &syscall.ProcAttr{
 		Dir: c.dir, Env: c.env, Files: files,
-		Sys: &syscall.SysProcAttr{Setsid: true, Credential: c.credential},
+		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: terminal, Credential: c.credential},
 	}
 	if p.group != nil {
 		attr.Sys.UseCgroupFD = true

@@ -36,6 +36,8 @@ type pump struct {
 	window *proto.Window
 	limit  int64 // 0: none
 	drains *drains
+	// terminal: the file is our end of a terminal.
+	terminal bool
 
 	finishing atomic.Bool
 	done      chan struct{} // closed at the end; the counters are final then
@@ -93,6 +95,9 @@ func (p *pump) follow() bool {
 // rest sends what is in the pipe now, and returns true if that was the end of
 // the file.
 func (p *pump) rest() bool {
+	if p.terminal {
+		return p.restOfTerminal()
+	}
 	left := p.pending()
 	for left > 0 {
 		n, err := p.step(left)
@@ -102,6 +107,21 @@ func (p *pump) rest() bool {
 		left -= n
 	}
 	return false
+}
+
+// restOfTerminal reads until there is nothing. A terminal's driver passes bytes on
+// in the background: only a read that finds none waits for that (n_tty_read in
+// the kernel), the number of bytes to read does not tell.
+func (p *pump) restOfTerminal() bool {
+	for {
+		_, err := p.stepWith(chunkSize, p.now)
+		if errors.Is(err, syscall.EAGAIN) {
+			return false
+		}
+		if err != nil {
+			return true // EIO: the last one who had it open is gone
+		}
+	}
 }
 
 func (p *pump) pending() int {
@@ -115,6 +135,20 @@ func (p *pump) pending() int {
 // step moves one chunk of at most limit bytes. While the host grants no credit
 // it does not read: the pipe fills up and the command waits.
 func (p *pump) step(limit int) (int, error) {
+	return p.stepWith(limit, p.raw.Read)
+}
+
+// access calls a function with the descriptor, as often as it returns false, or
+// once if it does not wait.
+type access func(func(fd uintptr) bool) error
+
+// now is an access that does not wait.
+func (p *pump) now(f func(fd uintptr) bool) error {
+	return p.raw.Control(func(fd uintptr) { f(fd) })
+}
+
+// stepWith is step with a way to get at the descriptor.
+func (p *pump) stepWith(limit int, when access) (int, error) {
 	keep := limit
 	if p.limit > 0 {
 		keep = int(min(int64(keep), p.limit-p.sent))
@@ -124,11 +158,11 @@ func (p *pump) step(limit int) (int, error) {
 	}
 	if keep == 0 {
 		// Over the limit, or the host wants no more of it.
-		n, err := p.read(min(limit, chunkSize), func([]byte) {})
+		n, err := p.read(min(limit, chunkSize), when, func([]byte) {})
 		p.dropped += int64(n)
 		return n, err
 	}
-	return p.read(keep, func(frame []byte) {
+	return p.read(keep, when, func(frame []byte) {
 		n := len(frame) - proto.HeaderSize
 		p.window.Use(n)
 		p.sent += int64(n)
@@ -138,11 +172,12 @@ func (p *pump) step(limit int) (int, error) {
 	})
 }
 
-// read waits for data, takes at most limit bytes and passes them on with room
-// for a header in front. At the end of the file it returns an error.
-func (p *pump) read(limit int, use func(frame []byte)) (n int, err error) {
+// read takes at most limit bytes and passes them on with room for a header in
+// front. At the end of the file it returns an error, and EAGAIN when there is
+// nothing and the access does not wait.
+func (p *pump) read(limit int, when access, use func(frame []byte)) (n int, err error) {
 	var buf *[proto.HeaderSize + chunkSize]byte
-	waitErr := p.raw.Read(func(fd uintptr) bool {
+	waitErr := when(func(fd uintptr) bool {
 		buf = buffers.Get().(*[proto.HeaderSize + chunkSize]byte)
 		for {
 			n, err = syscall.Read(int(fd), buf[proto.HeaderSize:proto.HeaderSize+limit])
@@ -150,19 +185,18 @@ func (p *pump) read(limit int, use func(frame []byte)) (n int, err error) {
 				break
 			}
 		}
-		if err == syscall.EAGAIN {
+		if err != nil {
 			buffers.Put(buf)
-			return false
 		}
-		return true
+		return err != syscall.EAGAIN
 	})
 	if waitErr != nil {
 		return 0, waitErr
 	}
-	defer buffers.Put(buf)
 	if err != nil {
 		return 0, err
 	}
+	defer buffers.Put(buf)
 	if n == 0 {
 		return 0, io.EOF
 	}

@@ -102,7 +102,7 @@ func (s *session) serve() (result any, err error) {
 	return s.dispatch()
 }
 
-func features() []string { return nil }
+func features() []string { return []string{proto.FeatureTerminal} }
 
 func (s *session) handshake() error {
 	h, err := s.wire.Next()

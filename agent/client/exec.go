@@ -30,6 +30,12 @@ type Command struct {
 	Dir string
 	// User is "name", "uid", "name:group" or "uid:gid"; empty: root.
 	User string
+	// Terminal, if set, gives the command a terminal of this size: Stdin is what
+	// is typed, Stdout gets what it shows, Stderr nothing.
+	Terminal *TerminalSize
+	// Resize, if set, has further sizes of the terminal. Nobody receives from it
+	// once the command has ended.
+	Resize <-chan TerminalSize
 	// Stdin is copied to the command until its end. Nil: /dev/null.
 	Stdin io.Reader
 	// Stdout and Stderr receive the streams, each from its own goroutine, so
@@ -48,6 +54,9 @@ type Command struct {
 	// second time. At most 128 bytes.
 	OperationID string
 }
+
+// TerminalSize is the size of a terminal in characters.
+type TerminalSize struct{ Rows, Columns uint16 }
 
 // Result is how a command ended.
 type Result struct {
@@ -111,6 +120,9 @@ func (c *Client) Start(ctx context.Context, cmd Command) (*Process, error) {
 		queues[stream] = proto.NewQueue(outputWindow)
 	}
 	envelope := proto.Request{OperationID: cmd.OperationID, Generation: c.cfg.Generation}
+	if cmd.Terminal != nil {
+		envelope.Requires = []string{proto.FeatureTerminal}
+	}
 	k, err := c.begin(ctx, proto.OpExec, envelope, request, queues)
 	if errors.Is(err, proto.ErrTooLarge) {
 		// The guest could not have invoked it either; the outcome is the same.
@@ -126,6 +138,9 @@ func (c *Client) Start(ctx context.Context, cmd Command) (*Process, error) {
 	}
 	p.call = k
 	p.begin(cmd.Stdin, writers)
+	if cmd.Resize != nil {
+		go p.resize(cmd.Resize)
+	}
 	return p, nil
 }
 
@@ -143,6 +158,11 @@ func (cmd Command) request() (proto.ExecRequest, map[uint16]io.Writer) {
 	if cmd.Stdout != nil {
 		r.Stdout = proto.OutputStream
 		writers[proto.Stdout] = cmd.Stdout
+	}
+	if cmd.Terminal != nil {
+		size := proto.TerminalSize(*cmd.Terminal)
+		r.Terminal, r.Stdin = &size, true
+		return r, writers
 	}
 	switch {
 	case cmd.Stderr == nil:
@@ -222,6 +242,23 @@ func (p *Process) Signal(signal int) error {
 		return nil
 	}
 	return p.call.wrap(p.call.wire.WriteJSON(proto.TypeControl, proto.Control{Signal: signal}))
+}
+
+// resize passes sizes of the terminal on until the command's end.
+func (p *Process) resize(sizes <-chan TerminalSize) {
+	for {
+		select {
+		case size, more := <-sizes:
+			if !more {
+				return
+			}
+			resize := proto.TerminalSize(size)
+			// An error is one of the connection, of which Wait tells.
+			_ = p.call.wire.WriteJSON(proto.TypeControl, proto.Control{Resize: &resize})
+		case <-p.done:
+			return
+		}
+	}
 }
 
 // deliver writes one stream to its Writer.

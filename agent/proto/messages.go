@@ -50,6 +50,18 @@ type Started struct {
 type Control struct {
 	// Signal is sent to the command's main process and its process group.
 	Signal int `json:"signal,omitempty"`
+	// Resize gives the command's terminal another size.
+	Resize *TerminalSize `json:"resize,omitempty"`
+}
+
+// FeatureTerminal must be required by a request for a terminal: an agent without
+// it would run the command with pipes.
+const FeatureTerminal = "terminal"
+
+// TerminalSize is the size of a terminal in characters.
+type TerminalSize struct {
+	Rows    uint16 `json:"rows"`
+	Columns uint16 `json:"columns"`
 }
 
 // What happens to an output stream of a command.
@@ -73,6 +85,10 @@ type ExecRequest struct {
 	// User is "name", "uid", "name:group" or "uid:gid", numbers need no entry
 	// in /etc/passwd. Empty: the user the agent runs as, root.
 	User string `json:"user,omitempty"`
+	// Terminal gives the command a terminal of this size, which is its stdin,
+	// stdout and stderr. What it shows is the Stdout stream; Stdout and Stderr
+	// below do not count. Needs FeatureTerminal.
+	Terminal *TerminalSize `json:"terminal,omitempty"`
 	// Stdin: the host sends the Stdin stream. Otherwise it is /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
 	// Stdout and Stderr are one of the Output words.

@@ -36,7 +36,7 @@ type commandFlags struct {
 func (c *commandFlags) add(f *pflag.FlagSet) {
 	c.limit = defaultOutputLimit
 	f.BoolVarP(&c.interactive, "interactive", "i", false, "connect standard input")
-	f.BoolVarP(&c.terminal, "tty", "t", false, "give the command a terminal (not possible yet)")
+	f.BoolVarP(&c.terminal, "tty", "t", false, "give the command a terminal, which is this one")
 	f.StringArrayVarP(&c.env, "env", "e", nil, "set NAME=VALUE, or NAME from this environment")
 	f.StringVarP(&c.dir, "workdir", "w", "", "working directory")
 	f.StringVarP(&c.user, "user", "u", "", "user: name or number, with :group if wanted")
@@ -45,9 +45,11 @@ func (c *commandFlags) add(f *pflag.FlagSet) {
 }
 
 // check finds flags that cannot be followed, before anything is started.
-func (c *commandFlags) check() error {
+func (c *commandFlags) check(a *app) error {
 	if c.terminal {
-		return usagef("-t: a terminal cannot be given to a command yet; -i alone connects standard input")
+		if _, err := a.onTerminal(); err != nil {
+			return err
+		}
 	}
 	if c.timeout < 0 {
 		return usagef("--timeout %v is negative", c.timeout)
@@ -115,7 +117,7 @@ func (a *app) execVerb() *cobra.Command {
 		if detach {
 			return usagef("-d: a command cannot be left running yet")
 		}
-		if err := flags.check(); err != nil {
+		if err := flags.check(a); err != nil {
 			return err
 		}
 		if len(argv) == 0 {
@@ -177,6 +179,13 @@ func findRunning(ctx context.Context, n Node, ref string) (VM, error) {
 func (a *app) exec(ctx context.Context, vm VM, c client.Command, flags *commandFlags) error {
 	if a.format.Machine() {
 		return a.execCaptured(ctx, vm, c, int64(flags.limit))
+	}
+	if flags.terminal {
+		screen, err := a.openTerminal(&c)
+		if err != nil {
+			return err
+		}
+		defer screen.close()
 	}
 	c.Stdout, c.Stderr = a.Stdout, a.Stderr
 	result, err := vm.Guest().Exec(ctx, c)

@@ -39,7 +39,7 @@ func (a *app) runVerb() *cobra.Command {
 	f.BoolVarP(&detach, "detach", "d", false, "leave the VM running and print its id")
 	f.BoolVar(&remove, "rm", false, "remove the VM when it has ended")
 	cmd.RunE = a.onCommand(cmd, func(ctx context.Context, n Node, image string, argv []string) error {
-		if err := command.check(); err != nil {
+		if err := command.check(a); err != nil {
 			return err
 		}
 		if !detach {

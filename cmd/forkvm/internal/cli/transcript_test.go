@@ -54,7 +54,10 @@ func (s *session) run(args ...string) (stdout, stderr string, code int) {
 func (s *session) runContext(ctx context.Context, args ...string) (string, string, int) {
 	var stdout, stderr bytes.Buffer
 	e := s.env
-	e.Stdin, e.Stdout, e.Stderr = strings.NewReader(s.stdin), &stdout, &stderr
+	e.Stdout, e.Stderr = &stdout, &stderr
+	if e.Stdin == nil {
+		e.Stdin = strings.NewReader(s.stdin)
+	}
 	code := Main(ctx, e, append([]string{"--config", os.DevNull}, args...))
 	return stdout.String(), stderr.String(), code
 }
