@@ -66,13 +66,14 @@ func (m *Memory) flatten(windows []pageRange, number int, read func(r pageRange,
 		return err
 	}
 	defer f.Close() // the mappings hold it
-	if err := f.Truncate(int64(len(windows)) * windowPages * PageSize); err != nil {
+	if err := f.Truncate(int64(countPages(windows) * PageSize)); err != nil {
 		return fmt.Errorf("size flat memory: %w", err)
 	}
-	buf := make([]byte, windowPages*PageSize)
+	longest := slices.MaxFunc(windows, func(a, b pageRange) int { return cmp.Compare(a.end-a.start, b.end-b.start) })
+	buf := make([]byte, (longest.end-longest.start)*PageSize)
+	offset := int64(0)
 	var flat []piece
-	for i, r := range windows {
-		offset := int64(i) * windowPages * PageSize
+	for _, r := range windows {
 		part := buf[:(r.end-r.start)*PageSize]
 		if err := read(r, part); err != nil {
 			return err
@@ -81,6 +82,7 @@ func (m *Memory) flatten(windows []pageRange, number int, read func(r pageRange,
 			return err
 		}
 		flat = append(flat, piece{start: r.start, count: r.end - r.start, source: number, offset: offset})
+		offset += int64(len(part))
 	}
 	if err := linux.AddSeals(f, linux.SealShrink|linux.SealGrow|linux.SealWrite|linux.SealSeal); err != nil {
 		return err
@@ -89,7 +91,7 @@ func (m *Memory) flatten(windows []pageRange, number int, read func(r pageRange,
 		if err := m.mapping.MapFile(p.start*PageSize, p.count*PageSize, f, p.offset); err != nil {
 			return err
 		}
-		if err := m.adviseRange(pageRange{p.start, p.end()}); err != nil {
+		if err := m.advisePiece(p); err != nil {
 			return err
 		}
 		m.copied.clear(p)

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"bytes"
+	"os"
 	"testing"
 
 	"github.com/forkvm/forkvm/internal/linux"
@@ -124,11 +125,14 @@ func TestFreezeHundreds(t *testing.T) {
 			descriptors, mappings = openDescriptors(t), len(m.mapped)
 		}
 	}
-	if n := openDescriptors(t); n > descriptors+maxKeptLayers {
+	if n := openDescriptors(t); n > descriptors+2*maxKeptLayers {
 		t.Errorf("%d descriptors after 50 freezes, %d after 300", descriptors, n)
 	}
 	if n := len(m.mapped); n > m.budget {
 		t.Errorf("%d mappings after 50 freezes, %d after 300", mappings, n)
+	}
+	if maps, err := os.ReadFile("/proc/self/maps"); err != nil || bytes.Count(maps, []byte("memfd:memory-layer")) > 2*maxKeptLayers {
+		t.Errorf("%d mappings hold layers (%v)", bytes.Count(maps, []byte("memfd:memory-layer")), err)
 	}
 	if kept := m.copied.count(); kept > 4*maxKeptPages {
 		t.Errorf("%d pages are kept twice", kept)

@@ -24,11 +24,11 @@ func (m *Memory) Freeze() (Layer, error) {
 	if err != nil {
 		return Layer{}, err
 	}
-	layer, source, err := m.storeLocked(plan)
+	layer, source, mapped, err := m.storeLocked(plan)
 	if err != nil {
 		return Layer{}, err
 	}
-	m.adoptLocked(plan, layer, source)
+	m.adoptLocked(plan, layer, source, mapped)
 	return layer, nil
 }
 
@@ -39,17 +39,12 @@ func (m *Memory) Freeze() (Layer, error) {
 // more than ten times as much as finding out next time that the page is still the
 // same, and one that was written once is likely to be written again, which costs
 // a fault and a copy if it was mapped. So it is mapped when it has not changed for
-// some freezes, or at once if it is part of a long run in a layer so large that
-// having it twice matters more.
-func (m *Memory) adoptLocked(p plan, layer Layer, source int) {
+// some freezes. Only what is in mapped has been mapped before.
+func (m *Memory) adoptLocked(p plan, layer Layer, source int, mapped []piece) {
 	pieces := layerPieces(layer.Extents, source)
 	m.view = overlay(m.view, pieces, appendMerged)
-	m.discarded = nil
-	private := inside(pieces, p.private)
-	if countPieces(private) > largeLayer {
-		long, short := splitLong(private)
-		private = append(short, m.replace(long)...)
-	}
+	m.discarded, m.owed = nil, nil
+	private := outside(inside(pieces, p.private), rangesOf(mapped))
 	private = append(private, m.dropZeros(p.dropped)...)
 	byStart(private)
 	m.keep(source, private)
@@ -61,26 +56,9 @@ func (m *Memory) adoptLocked(p plan, layer Layer, source int) {
 func (m *Memory) replace(pieces []piece) (rest []piece) {
 	rest, _ = m.place(pieces)
 	for _, p := range pieces {
-		_ = m.adviseRange(pageRange{p.start, p.end()}) // advice has no bearing on contents
+		_ = m.advisePiece(p) // advice has no bearing on contents
 	}
 	return rest
-}
-
-// From largeLayer pages on, runs of longRun pages are mapped at once.
-const (
-	largeLayer = 4096
-	longRun    = 16
-)
-
-func splitLong(pieces []piece) (long, short []piece) {
-	for _, p := range pieces {
-		if p.count >= longRun {
-			long = append(long, p)
-		} else {
-			short = append(short, p)
-		}
-	}
-	return long, short
 }
 
 // dropZeros gives back written zeros over zeros where zeros are what is mapped;

@@ -123,6 +123,55 @@ func TestFreezeFails(t *testing.T) {
 	}
 }
 
+// A large layer never takes much more memory than it has pages, and when it cannot
+// be stored half-way, nothing of it is lost.
+func TestFreezeLarge(t *testing.T) {
+	const pages = 5 * partPages / 2
+	m := newMemory(t, Config{Size: 64 << 20})
+	fill := func(v byte) {
+		for n := range uint64(pages) {
+			if n%partPages < 3*partPages/4 || n%3 == 0 { // runs, and single pages
+				write(t, m, n*PageSize, []byte{v, byte(n), byte(n >> 8)})
+			}
+		}
+	}
+	fill(1)
+	written, err := m.Private()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := dump(t, m)
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: (partPages + 10) * PageSize, Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = m.Freeze()
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EFBIG) {
+		t.Fatalf("freeze: %v, want EFBIG", err)
+	}
+	if m.owed == nil {
+		t.Error("nothing was mapped before it failed")
+	}
+	wantContents(t, m, before)
+	again, err := m.Private()
+	if err != nil || !slices.Equal(pagesOf(again), pagesOf(written)) {
+		t.Fatalf("%d pages count as written after a freeze that failed, %d before (%v)", len(pagesOf(again)), len(pagesOf(written)), err)
+	}
+	layer := freeze(t, m)
+	if !slices.Equal(pagesOf(layer.Extents), pagesOf(written)) {
+		t.Errorf("the layer has %d pages, want %d", len(pagesOf(layer.Extents)), len(pagesOf(written)))
+	}
+	wantContents(t, m, before)
+	wantPrivate(t, m)
+	wantContents(t, newMemory(t, Config{Size: 64 << 20, Layers: []Layer{layer}}), before)
+}
+
 // model is what a memory should be: its contents, and the pages written since
 // the last freeze.
 type model struct {
@@ -256,7 +305,7 @@ func runModel(t *testing.T, s scanner, mappings, generations int) {
 	}
 	// One for each layer, which is the test's, and one for each child's page map, and
 	// those that a memory keeps.
-	if n := openDescriptors(t) - descriptors; mappings == 0 && n > generations+generations/10+2*(maxKeptLayers+1) {
+	if n := openDescriptors(t) - descriptors; mappings == 0 && n > generations+generations/10+2*(2*maxKeptLayers+1) {
 		t.Errorf("%d descriptors after %d freezes", n, generations)
 	}
 }

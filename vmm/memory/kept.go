@@ -16,11 +16,12 @@ type keptPages struct {
 // Bounds of what Freeze keeps from one to the one after next: layers, since each
 // takes a descriptor, and pages, since each takes twice its memory and is compared
 // in the pause. What is above them is mapped, oldest first, but not all of it in
-// one pause: settleRuns pieces, or a quarter of what is too much.
+// one pause: settleRuns pieces, or more when there is twice as much as there should
+// be: an eighth of the pages above that, or what is left of a layer.
 const (
-	maxKeptLayers = 8
-	maxKeptPages  = 512
-	settleRuns    = 16
+	maxKeptLayers = 16
+	maxKeptPages  = 2048
+	settleRuns    = 8
 
 	// maxStuckLayers bounds the layers of which pages are kept because there is
 	// no room for mappings.
@@ -44,14 +45,17 @@ func (m *Memory) settle() {
 		return
 	}
 	cold := int(m.copied.count()) - int(countPieces(m.kept[len(m.kept)-1].pieces))
-	effort := max(settleRuns, (cold-maxKeptPages)/4)
+	effort := max(settleRuns, (cold-2*maxKeptPages)/8)
 	for len(m.kept) > 1 && (len(m.kept) > maxKeptLayers || cold > maxKeptPages) {
 		oldest := &m.kept[0]
 		still := m.stillKept(oldest.pieces)
 		n := min(effort, len(still))
+		if len(m.kept) > 2*maxKeptLayers {
+			n = len(still)
+		}
 		cold -= int(countPieces(still[:n]))
 		rest := m.settlePieces(still[:n])
-		effort -= n
+		effort = max(0, effort-n)
 		if rest = append(rest, still[n:]...); len(rest) > 0 {
 			oldest.pieces = rest
 			break
@@ -63,18 +67,37 @@ func (m *Memory) settle() {
 	}
 }
 
-// settlePieces maps pieces that are in private pages. If there are too many
-// mappings for that, the memory is flattened where it is crowded most. It returns
-// what even then finds no room.
+// settlePieces maps pieces that are in private pages, from a file of the memory's
+// own: mapped from the layer's, a few pages of it would hold all of it in the
+// host's memory for as long as the machine lives. If there are too many mappings,
+// the memory is flattened where it is crowded most. What even then finds no room
+// is returned.
 func (m *Memory) settlePieces(pieces []piece) (rest []piece) {
-	if rest = m.replace(pieces); len(rest) == 0 {
+	chosen, rest := m.choose(pieces)
+	if m.flatten(rangesOf(chosen), otherSource, m.readRAM) != nil {
+		return pieces
+	}
+	if len(rest) == 0 {
 		return nil
 	}
 	windows := m.crowded(nil, m.flatTarget())
 	if len(windows) == 0 || m.flatten(windows, otherSource, m.readRAM) != nil {
 		return rest
 	}
-	return m.replace(outside(rest, windows))
+	again := outside(rest, windows)
+	chosen, rest = m.choose(again)
+	if m.flatten(rangesOf(chosen), otherSource, m.readRAM) != nil {
+		return again
+	}
+	return rest
+}
+
+func rangesOf(pieces []piece) []pageRange {
+	ranges := make([]pageRange, len(pieces))
+	for i, p := range pieces {
+		ranges[i] = pageRange{p.start, p.end()}
+	}
+	return ranges
 }
 
 // forgetOldest gives up on the oldest layer: what is still kept of it counts as
@@ -148,7 +171,7 @@ func (m *Memory) closeFrozen() error {
 	for _, w := range m.windows {
 		errs = append(errs, w.Unmap())
 	}
-	m.kept, m.windows, m.discarded = nil, nil, nil
+	m.kept, m.windows, m.discarded, m.owed = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -47,7 +47,7 @@ func (m *Memory) PrepareFreeze() error {
 		return err
 	}
 	pages := countPages(changed)
-	if pages < worthPreparing {
+	if pages < worthPreparing || pages > largeLayer {
 		return nil
 	}
 	return m.prepareLocked(DataStart + (pages+pages/8+worthPreparing)*PageSize)
@@ -93,68 +93,78 @@ func (m *Memory) dropPrepared() error {
 	return f.close()
 }
 
-// storeLocked writes the planned layer's file and takes hold of it as a source.
-func (m *Memory) storeLocked(p plan) (layer Layer, source int, err error) {
+// storeLocked writes the planned layer's file and takes hold of it as a source. Of
+// a large layer, mapped are the pages that are mapped from the file already.
+func (m *Memory) storeLocked(p plan) (layer Layer, source int, mapped []piece, err error) {
 	f := m.prepared
 	m.prepared = nil
 	if f == nil {
 		if f, err = newLayerFile(); err != nil {
-			return Layer{}, 0, err
+			return Layer{}, 0, nil, err
 		}
-	}
-	defer func() {
-		if err != nil {
-			f.close()
-		}
-	}()
-	if err := f.file.Truncate(p.bytes); err != nil {
-		return Layer{}, 0, fmt.Errorf("size memory layer (%d bytes): %w", p.bytes, err)
-	}
-	if err := guard(func() error { return m.writePages(f, p.extents) }); err != nil {
-		return Layer{}, 0, err
-	}
-	if err := linux.AddSeals(f.file, linux.SealShrink); err != nil {
-		return Layer{}, 0, err
 	}
 	layer = Layer{File: f.file, Extents: p.extents, window: f.window}
-	source, err = m.addSource(layer)
-	return layer, source, err
+	defer func() {
+		if err != nil {
+			m.owe(mapped)
+			layer.Close()
+		}
+	}()
+	if source, err = m.addSource(layer); err != nil {
+		return layer, 0, nil, err
+	}
+	if countPages(p.private) > largeLayer {
+		mapped, err = m.storeLarge(f, p, source)
+	} else {
+		err = guard(func() error { return m.writePages(f, p.extents) })
+	}
+	// A prepared file may be too long, and one without data is too short.
+	if err == nil {
+		err = f.file.Truncate(p.bytes)
+	}
+	if err != nil {
+		m.releaseSources(source, nil)
+		return layer, 0, mapped, fmt.Errorf("store memory layer (%d bytes): %w", p.bytes, err)
+	}
+	return layer, source, mapped, linux.AddSeals(f.file, linux.SealShrink)
 }
 
 // maxVectors bounds the parts of one vectored write. The kernel takes far more,
 // but looks at all that are left for every page that it writes.
 const maxVectors = 8
 
-// writePages fills the file with the data extents, whose offsets follow each
-// other, straight from guest memory.
+// writePages fills the file with the data extents, straight from guest memory.
+// Their offsets follow each other.
 func (m *Memory) writePages(f *layerFile, extents []Extent) error {
 	var window []byte
 	if f.window != nil {
 		window = f.window.Bytes()
 	}
 	var vectors [][]byte
-	var queued int64 // bytes in vectors
-	offset := int64(DataStart)
+	var at int64 // where the first of vectors goes
 	for _, e := range extents {
 		if e.Offset == ZeroExtent {
 			continue
 		}
-		data := m.ram[e.Start*PageSize : (e.Start+e.Count)*PageSize]
+		offset, data := e.Offset, m.ram[e.Start*PageSize:(e.Start+e.Count)*PageSize]
 		if offset < int64(len(window)) {
 			n := copy(window[offset:], data)
 			offset, data = offset+int64(n), data[n:]
 		}
-		if len(data) > 0 {
-			vectors, queued = append(vectors, data), queued+int64(len(data))
+		if len(data) == 0 {
+			continue
 		}
-		if len(vectors) == maxVectors {
-			if err := writeVectors(f.file, vectors, offset); err != nil {
+		if len(vectors) == 0 {
+			at = offset
+		}
+		if vectors = append(vectors, data); len(vectors) == maxVectors {
+			if err := writeVectors(f.file, vectors, at); err != nil {
 				return err
 			}
-			offset, queued, vectors = offset+queued, 0, vectors[:0]
+			vectors = vectors[:0]
 		}
 	}
-	return writeVectors(f.file, vectors, offset)
+	return writeVectors(f.file, vectors, at)
 }
 
 // writeVectors writes all of the vectors, however little the kernel takes at a

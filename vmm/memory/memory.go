@@ -59,6 +59,9 @@ type Memory struct {
 	// discarded are the pages that Discard made zeros since the last freeze,
 	// although a layer has something there. nil until there are any.
 	discarded bitmap
+	// owed are pages that a failed freeze has mapped: they are changed, though not
+	// private. nil until there are any.
+	owed bitmap
 	// kept are the copied pages that Freeze left where they are, by the layer
 	// that has them, oldest first. windows are the files of some of these layers,
 	// mapped to be compared with.
@@ -180,18 +183,30 @@ func (m *Memory) dataPieces() []piece {
 // advise sets what holds for all of RAM.
 func (m *Memory) advise() error { return m.adviseRange(pageRange{0, m.pages}) }
 
-// adviseRange sets it again for what was mapped anew, since mappings do not
-// inherit it.
 func (m *Memory) adviseRange(r pageRange) error {
-	offset, length := r.start*PageSize, (r.end-r.start)*PageSize
 	// A huge page would be private as a whole after a write to any part of it,
 	// and 512 pages would go into the next layer instead of one.
-	err := m.mapping.Advise(offset, length, unix.MADV_NOHUGEPAGE)
+	err := m.mapping.Advise(r.start*PageSize, (r.end-r.start)*PageSize, unix.MADV_NOHUGEPAGE)
 	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: a kernel without huge pages
 		return err
 	}
-	// Guest RAM is large and holds the user's data: no place for it in a core dump.
-	return m.mapping.Advise(offset, length, unix.MADV_DONTDUMP)
+	return m.keepOutOfDumps(r)
+}
+
+// advisePiece sets it for what was mapped anew, since mappings do not inherit it.
+// A written page of a private file mapping is never huge.
+func (m *Memory) advisePiece(p piece) error {
+	r := pageRange{p.start, p.end()}
+	if p.zero() {
+		return m.adviseRange(r)
+	}
+	return m.keepOutOfDumps(r)
+}
+
+// keepOutOfDumps: guest RAM is large and holds the user's data, which has no place
+// in a core dump.
+func (m *Memory) keepOutOfDumps(r pageRange) error {
+	return m.mapping.Advise(r.start*PageSize, (r.end-r.start)*PageSize, unix.MADV_DONTDUMP)
 }
 
 // Size is the RAM's size in bytes.

@@ -2,7 +2,9 @@ package memory
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
+	"slices"
 	"sort"
 
 	"golang.org/x/sys/unix"
@@ -114,28 +116,48 @@ var zeroPage [PageSize]byte
 
 func isZero(page []byte) bool { return bytes.Equal(page, zeroPage[:]) }
 
-// changedLocked returns the private pages, without those that are private only
-// because they were copied instead of mapped, or kept by a reset, and that still
-// have the contents they came with. mu is held.
+// changedLocked returns the pages that were written since the last freeze: the
+// private ones, without those that are private only because they were copied
+// instead of mapped, or kept by a reset, and that still have the contents they came
+// with; and those that are owed. mu is held.
 func (m *Memory) changedLocked() ([]pageRange, error) {
 	if m.closed.Load() {
 		return nil, m.errClosed("scan")
 	}
-	private, err := m.scan(m)
-	if err != nil || m.copied == nil && m.reverted == nil {
-		return private, err
+	changed, err := m.scan(m)
+	if err == nil && (m.copied != nil || m.reverted != nil) {
+		changed, err = m.withoutUnchanged(changed)
 	}
-	var changed []pageRange
-	err = guard(func() error {
+	if err != nil || m.owed == nil {
+		return changed, err
+	}
+	return joinRanges(append(changed, without(m.owed.ranges(), changed)...)), nil
+}
+
+func joinRanges(ranges []pageRange) []pageRange {
+	slices.SortFunc(ranges, func(a, b pageRange) int { return cmp.Compare(a.start, b.start) })
+	var out []pageRange
+	for _, r := range ranges {
+		out = appendRange(out, r.start, r.end)
+	}
+	return out
+}
+
+func (m *Memory) withoutUnchanged(private []pageRange) ([]pageRange, error) {
+	changed := make([]pageRange, 0, len(private))
+	err := guard(func() (err error) {
+		at := 0 // in view, which the ranges are gone through along with
 		for _, r := range private {
-			for n := r.start; n < r.end; n++ {
-				same, err := m.unchanged(n)
-				if err != nil {
+			for r.start < r.end {
+				for m.view[at].end() <= r.start {
+					at++
+				}
+				part := m.view[at].from(r.start)
+				part = part.until(min(part.end(), r.end))
+				if changed, err = m.appendChanged(changed, part); err != nil {
 					return err
 				}
-				if !same {
-					changed = appendRange(changed, n, n+1)
-				}
+				r.start = part.end()
 			}
 		}
 		return nil
@@ -143,18 +165,46 @@ func (m *Memory) changedLocked() ([]pageRange, error) {
 	return changed, err
 }
 
-// unchanged compares a copied page with what it was copied from.
-func (m *Memory) unchanged(n uint64) (bool, error) {
-	if !m.copied.has(n) && !contains(m.reverted, n) {
-		return false, nil
+// appendChanged adds the pages of p, a part of view, that are not copied or kept
+// pages with the contents that p says.
+func (m *Memory) appendChanged(changed []pageRange, p piece) ([]pageRange, error) {
+	window := m.window(p.source)
+	for n := p.start; n < p.end(); n++ {
+		same := false
+		if m.copied.has(n) || contains(m.reverted, n) {
+			offset := p.offset + int64((n-p.start)*PageSize)
+			switch {
+			case p.zero():
+				same = isZero(m.page(n))
+			case offset+PageSize <= int64(len(window)):
+				same = bytes.Equal(m.page(n), window[offset:offset+PageSize])
+			default:
+				var err error
+				if same, err = m.equalsFile(n, p.from(n)); err != nil {
+					return nil, err
+				}
+			}
+		}
+		if !same {
+			changed = appendRange(changed, n, n+1)
+		}
 	}
-	p := m.view[find(m.view, n)].from(n)
-	if p.zero() {
-		return isZero(m.page(n)), nil
+	return changed, nil
+}
+
+// window is a source's file if it is mapped beside the memory, or nil.
+func (m *Memory) window(source int) []byte {
+	if w := m.windows[source]; w != nil {
+		return w.Bytes()
 	}
-	if w := m.windows[p.source]; w != nil {
-		return bytes.Equal(m.page(n), w.Bytes()[p.offset:p.offset+PageSize]), nil
+	if source >= 0 && source < len(m.originals) && m.originals[source] != nil {
+		return m.originals[source].Bytes()
 	}
+	return nil
+}
+
+// equalsFile compares page n with the first page of p in its file.
+func (m *Memory) equalsFile(n uint64, p piece) (bool, error) {
 	var original [PageSize]byte
 	if err := m.readSource(p, original[:]); err != nil {
 		return false, err
