@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -85,6 +86,8 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 	if err := m.layers.seal(); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}
+	// A stack that stays long for want of memory costs time, and nothing else.
+	_ = m.layers.compact(context.Background())
 	c.Memory = m.layers.sealed
 	for _, d := range m.disks {
 		stack := d.Stack()

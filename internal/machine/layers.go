@@ -1,8 +1,11 @@
 package machine
 
 import (
+	"context"
 	"errors"
+	"slices"
 
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/vmm/memory"
 )
@@ -90,6 +93,52 @@ func (m *memoryLayers) sealOne(cut memory.Layer) error {
 	}
 	m.sealed = append(m.sealed, l)
 	return cut.Seal()
+}
+
+// compact merges layers that the machine has frozen since it began, so that
+// hundreds of checkpoints do not make hundreds of layers, each with a descriptor
+// here and in every clone. A snapshot's stack is merged by the same plan when it
+// is stored, and finds here what it would make.
+func (m *memoryLayers) compact(ctx context.Context) error {
+	runs := layer.Plan(m.sealed[m.origin:])
+	if !slices.ContainsFunc(runs, layer.Run.Merged) {
+		return nil
+	}
+	stack, old := slices.Clone(m.sealed[:m.origin]), []*layer.Layer(nil)
+	var made []*layer.Layer
+	for _, r := range runs {
+		if !r.Merged() {
+			stack = append(stack, r.Layers[0])
+			continue
+		}
+		l, err := mergeRun(ctx, r)
+		if err != nil {
+			return errors.Join(err, closeLayers(made...))
+		}
+		stack, made, old = append(stack, l), append(made, l), append(old, r.Layers...)
+	}
+	m.sealed = stack
+	return closeLayers(old...)
+}
+
+// mergeRun makes one layer, in a memory file, of several.
+func mergeRun(ctx context.Context, r layer.Run) (*layer.Layer, error) {
+	f, err := linux.MemoryFile("memory-layer")
+	if err != nil {
+		return nil, err
+	}
+	err = layer.Merge(ctx, f, r)
+	if err == nil {
+		err = linux.AddSeals(f, linux.SealWrite|linux.SealGrow|linux.SealShrink|linux.SealSeal)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	l, err := layer.Open(f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return l, nil
 }
 
 func (m *memoryLayers) Close() error {

@@ -1,0 +1,66 @@
+package machine
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"testing"
+
+	"github.com/forkvm/forkvm/internal/testkit"
+	"github.com/forkvm/forkvm/vmm/memory"
+)
+
+// Hundreds of checkpoints leave a stack of few layers, with what the memory has,
+// and give the descriptors of the merged ones back.
+func TestLayersAreCompacted(t *testing.T) {
+	testkit.NoLeaks(t)
+	const size = memory.MinSize
+	m, err := memory.New(memory.Config{Size: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	layers := memoryLayers{units: size / memory.PageSize}
+	defer layers.Close()
+	for n := range uint64(300) {
+		for i := range uint64(5) {
+			if err := m.WriteAt([]byte{byte(n) + 1, byte(n >> 8)}, (n*7+i*i*31)%(size/memory.PageSize)*memory.PageSize); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cut, err := m.Freeze()
+		if err != nil {
+			t.Fatal(err)
+		}
+		layers.cut = append(layers.cut, cut)
+		if err := layers.seal(); err != nil {
+			t.Fatal(err)
+		}
+		if err := layers.compact(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if len(layers.sealed) > 40 {
+			t.Fatalf("%d layers after %d checkpoints", len(layers.sealed), n+1)
+		}
+	}
+	var ram bytes.Buffer
+	if err := m.Dump(&ram); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(merge(t, layers.sealed, size), ram.Bytes()) {
+		t.Error("the layers are not the memory")
+	}
+	child, err := memory.New(memory.Config{Size: size, Layers: layers.mappable()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer child.Close()
+	var again bytes.Buffer
+	if err := child.Dump(&again); err != nil || !bytes.Equal(again.Bytes(), ram.Bytes()) {
+		t.Errorf("a child's memory is not its parent's (%v)", err)
+	}
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil || len(entries) > 150 {
+		t.Errorf("%d descriptors (%v)", len(entries), err)
+	}
+}
