@@ -46,6 +46,7 @@ type measurement struct {
 
 var measurements = []measurement{
 	{"create", (*bench).create},
+	{"ready", (*bench).ready},
 	{"fork", (*bench).fork},
 	{"reset", (*bench).reset},
 	{"step", (*bench).step},

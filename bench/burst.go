@@ -17,7 +17,7 @@ const crowd = 100
 
 // burst compares many creates at once with as many single ones.
 func (b *bench) burst(ctx context.Context) error {
-	single, err := b.creates(ctx, standardMemory, b.config.Rounds)
+	single, err := b.creates(ctx, standardMemory, b.config.Rounds, nil)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/forkvm/forkvm/internal/node"
@@ -9,13 +10,33 @@ import (
 
 // create measures creates from a snapshot, one at a time.
 func (b *bench) create(ctx context.Context) error {
-	c, err := b.creates(ctx, standardMemory, b.config.Creates)
+	c, err := b.creates(ctx, standardMemory, b.config.Creates, nil)
 	if err != nil {
 		return err
 	}
 	b.row("create_cold", CMS, c.ready)
 	b.row("create_first_command", CMS, c.command)
 	b.phases = append(b.phases, c.course.breakdown("create"))
+	return nil
+}
+
+// ready measures creates for which a process waits.
+func (b *bench) ready(ctx context.Context) (err error) {
+	defer func() {
+		_, failed := b.scene.node.Prepare(ctx, 0, 0)
+		err = errors.Join(err, failed)
+	}()
+	c, err := b.creates(ctx, standardMemory, b.config.Creates, func() error {
+		_, err := b.scene.node.Prepare(ctx, 1, 1)
+		time.Sleep(settle)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	b.row("create_ready", CMS, c.ready)
+	b.row("ready_first_command", CMS, c.command)
+	b.phases = append(b.phases, c.course.breakdown("create, ready process waiting"))
 	return nil
 }
 
@@ -26,13 +47,20 @@ type creates struct {
 	course         course
 }
 
-func (b *bench) creates(ctx context.Context, memory uint64, n int) (c creates, err error) {
+// creates makes and removes VMs, one at a time. What prepare does before each, if
+// there is any, is not counted.
+func (b *bench) creates(ctx context.Context, memory uint64, n int, prepare func() error) (c creates, err error) {
 	name, err := b.scene.snapshot(ctx, memory)
 	if err != nil {
 		return c, err
 	}
 	// The first is not counted: it brings the snapshot into the host's page cache.
 	for i := range n + 1 {
+		if prepare != nil {
+			if err := prepare(); err != nil {
+				return c, err
+			}
+		}
 		begin := time.Now()
 		vm, err := b.scene.node.Restore(ctx, name, node.Options{})
 		if err != nil {

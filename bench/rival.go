@@ -200,19 +200,43 @@ const consoleLog = "console.log"
 // patience bounds the wait for a rival's guest.
 const patience = 5 * time.Minute
 
-// await asks a guest agent again and again, with no growing pause in between: a
-// restore must not look longer than it is.
+// attempts is how many times a guest agent may be asked at once, and interval the
+// time between one and the next.
+const (
+	attempts = 16
+	interval = 5 * time.Millisecond
+)
+
+// await asks a guest agent until it answers. A connection that is made while the
+// guest is not there yet may never be answered. So that a restore does not look
+// longer than it is, asking again does not wait for such a one to fail.
 func await(ctx context.Context, agent *client.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	last := errors.New("not asked")
+	answers, open := make(chan error, attempts), 0
+	// What is still open when one has answered ends with ctx.
 	for {
-		try, done := context.WithTimeout(ctx, 5*time.Second)
-		_, err := agent.Ping(try)
-		done()
-		if err == nil || ctx.Err() != nil {
-			return err
+		if open < attempts {
+			open++
+			go func() {
+				try, done := context.WithTimeout(ctx, 5*time.Second)
+				defer done()
+				_, err := agent.Ping(try)
+				answers <- err
+			}()
 		}
-		time.Sleep(time.Millisecond)
+		select {
+		case err := <-answers:
+			if open--; err == nil {
+				return nil
+			}
+			last = err
+			time.Sleep(time.Millisecond)
+		case <-time.After(interval):
+		case <-ctx.Done():
+			return fmt.Errorf("guest agent does not answer: %w", last)
+		}
 	}
 }
 

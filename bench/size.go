@@ -17,7 +17,7 @@ func (b *bench) bySize(ctx context.Context) error {
 	curve := Curve{Name: "ram_create", Title: "create from a snapshot, until the guest agent answers", X: "guest RAM, MiB", Y: CMS}
 	medians := make([]map[string]float64, len(sizes))
 	for i, memory := range sizes {
-		c, err := b.creates(ctx, memory, b.config.Rounds)
+		c, err := b.creates(ctx, memory, b.config.Rounds, nil)
 		if err != nil {
 			return err
 		}
