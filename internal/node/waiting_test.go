@@ -1,0 +1,123 @@
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/forkvm/forkvm/internal/linux"
+)
+
+// wait makes a waiting process of one that only sleeps.
+func wait(t *testing.T, n *Node, cpus int, p *linux.Process) *Record {
+	t.Helper()
+	d, err := n.newDirectory(n.waitingDir(), newID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.record.Shape.CPUs = cpus
+	if err := d.launched(p); err != nil {
+		t.Fatal(err)
+	}
+	d.lock.Close()
+	return &d.record
+}
+
+func count(t *testing.T, dir string) int {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// Whoever takes a waiting process over and dies before the VM has a name leaves
+// it to others.
+func TestHalfAdoptedProcessWaitsAgain(t *testing.T) {
+	n := open(t)
+	r := wait(t, n, 1, running(t))
+	d := n.takeOver(r)
+	if d == nil {
+		t.Fatal("cannot be taken over")
+	}
+	if n.takeOver(r) != nil {
+		t.Error("was taken over twice")
+	}
+	if vms, err := n.List(); err != nil || len(vms) != 0 || count(t, n.vmsDir()) != 1 {
+		t.Errorf("%d vms are listed of %d, %v", len(vms), count(t, n.vmsDir()), err)
+	}
+	d.lock.Close()
+	if vms, err := n.List(); err != nil || len(vms) != 0 {
+		t.Errorf("%d vms are listed, %v", len(vms), err)
+	}
+	if waiting, err := n.waiting(); err != nil || len(waiting) != 1 || waiting[0].ID != r.ID {
+		t.Errorf("%v wait, %v", waiting, err)
+	}
+}
+
+func TestPrepareEndsWhatIsTooMuch(t *testing.T) {
+	n := open(t)
+	for _, c := range []struct{ cpus, count, left int }{{1, 1, 3}, {4, 0, 2}, {0, 0, 0}} {
+		if count(t, n.waitingDir()) == 0 {
+			for _, cpus := range []int{1, 1, 2, 4} {
+				wait(t, n, cpus, running(t))
+			}
+		}
+		if have, err := n.Prepare(context.Background(), c.cpus, c.count); err != nil || have != c.count {
+			t.Errorf("%d wait, %v", have, err)
+		}
+		if left := count(t, n.waitingDir()); left != c.left {
+			t.Errorf("%d vCPUs, %d processes: %d are left, not %d", c.cpus, c.count, left, c.left)
+		}
+	}
+	if left := count(t, n.vmsDir()); left != 0 {
+		t.Errorf("%d directories of vms", left)
+	}
+}
+
+func TestDeadAndForeignWaitingProcesses(t *testing.T) {
+	n := open(t)
+	p := running(t)
+	r := wait(t, n, 1, p)
+	r.Started++ // the number has passed to another process
+	if err := r.write(filepath.Join(n.waitingDir(), r.ID)); err != nil {
+		t.Fatal(err)
+	}
+	foreign := running(t)
+	other := wait(t, n, 1, foreign)
+	other.Program = "another build"
+	if err := other.write(filepath.Join(n.waitingDir(), other.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Prepare(context.Background(), 1, 0); err != nil {
+		t.Error(err)
+	}
+	if left := count(t, n.waitingDir()); left != 0 {
+		t.Errorf("%d are left", left)
+	}
+	if alive, err := p.Running(); err != nil || !alive {
+		t.Error("the process with the recycled number was harmed")
+	}
+	if alive, err := foreign.Running(); err != nil || alive {
+		t.Error("the process of another build waits on")
+	}
+}
+
+// A process whose socket nobody serves is passed over.
+func TestDraftWithoutTheWaiting(t *testing.T) {
+	n := open(t)
+	wait(t, n, 1, running(t))
+	d, err := n.draft(context.Background(), "web", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.abandon()
+	if d.prepared != nil || d.record.Name != "web" || d.record.PID != 0 {
+		t.Errorf("draft %+v", d.record)
+	}
+	if count(t, n.waitingDir()) != 0 || count(t, n.vmsDir()) != 1 {
+		t.Error("the dead one was not cleared away")
+	}
+}
