@@ -23,10 +23,10 @@ import (
 // judgeMemory is the RAM of the guests here: all of it is compared byte for byte.
 const judgeMemory = 160 << 20
 
-// TestCaseE1 has an independent judge look at checkpoints of a guest under load:
-// the memory and the disk of a clone that has not run yet are those of its
-// parent, byte for byte, and so is what a plain reader makes of the layers.
-func TestCaseE1(t *testing.T) {
+// TestClonesOfCheckpoints: the memory and the disk of a clone that has not run yet
+// are those of its parent, byte for byte, and so is what a plain reader makes of
+// the layers.
+func TestClonesOfCheckpoints(t *testing.T) {
 	testkit.Long(t)
 	testkit.RequireKVM(t)
 	dir := testkit.RequireGuest(t)
