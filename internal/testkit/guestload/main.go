@@ -9,7 +9,7 @@
 //
 // With the name of a probe as first argument it does one small thing instead
 // that tests need in a guest: draw (randomness), connect (to the host), tls
-// (handshakes), random (disk writes), hog (memory), now.
+// (handshakes), random (disk writes), hog (memory), traces (in the kernel), now.
 package main
 
 import (

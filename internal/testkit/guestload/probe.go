@@ -21,12 +21,34 @@ var probes = map[string]func(args []string) error{
 	"now":     now,
 	"random":  random,
 	"tls":     handshakes,
+	"traces":  traces,
 }
 
 // now prints the wall clock in nanoseconds.
 func now([]string) error {
 	_, err := fmt.Println(time.Now().UnixNano())
 	return err
+}
+
+// traces leaves something in those places of a kernel that no shell command
+// reaches: System V shared memory, and a key of the user.
+func traces([]string) error {
+	id, err := unix.SysvShmGet(0x7ace, 1<<16, unix.IPC_CREAT|0o600)
+	if err != nil {
+		return fmt.Errorf("create shared memory: %w", err)
+	}
+	memory, err := unix.SysvShmAttach(id, 0, 0)
+	if err != nil {
+		return fmt.Errorf("attach shared memory: %w", err)
+	}
+	copy(memory, "trace")
+	if err := unix.SysvShmDetach(memory); err != nil {
+		return fmt.Errorf("detach shared memory: %w", err)
+	}
+	if _, err := unix.AddKey("user", "trace", []byte("trace"), unix.KEY_SPEC_USER_KEYRING); err != nil {
+		return fmt.Errorf("add key: %w", err)
+	}
+	return nil
 }
 
 // draw takes 16 bytes of the kernel's randomness again and again and appends
