@@ -183,6 +183,8 @@ func (h *host) refused(code string, args ...string) {
 // view is what inspect says of a VM.
 type view struct {
 	ID, Name, State, Directory string
+	Snapshot, Generation       string
+	MachineID                  string `json:"machine_id"`
 	PID                        int
 	CPUs                       int
 	DiskError                  *struct{ Code string } `json:"disk_error"`

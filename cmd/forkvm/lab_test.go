@@ -172,6 +172,59 @@ func TestSnapshotRestoreAndFork(t *testing.T) {
 	h.must("snapshot", "check", "cli-marked")
 }
 
+func TestReset(t *testing.T) {
+	h := newHost(t, "")
+	before := h.start("looper")
+	h.sh("looper", "echo mark > /root/mark; sync")
+	h.must("snapshot", "looper", "cli-step")
+	defer h.forkvm("snapshot", "rm", "cli-step")
+	h.must("fork", slowly, "looper", "--name", "child")
+
+	running := make(chan result)
+	go func() {
+		running <- h.forkvm("exec", "-o", "json", "looper", "--", "sh", "-c", "echo > /root/running; sleep 1000")
+	}()
+	h.eventually("the command runs", func() bool { return h.forkvm("exec", "looper", "test", "-e", "/root/running").code == 0 })
+	if got := h.must("reset", slowly, "looper"); got != "looper\n" {
+		t.Errorf("reset prints %q", got)
+	}
+	if r := <-running; r.code != 125 || !strings.Contains(r.stdout, `"code":"vm_reset"`) && !strings.Contains(r.stdout, `"code": "vm_reset"`) {
+		t.Errorf("the command that was under way: %v", r)
+	}
+	after := h.inspect("looper")
+	if after.PID != before.PID || after.ID != before.ID || after.MachineID != before.MachineID || after.Generation == before.Generation {
+		t.Errorf("before %+v, after %+v", before, after)
+	}
+	show := "cat /root/mark 2>/dev/null || echo none; hostname; cat /run/forkvm/generation"
+	if got, want := h.sh("looper", show), "none\nlooper\n"+after.Generation; got != want {
+		t.Errorf("guest sees %q, want %q", got, want)
+	}
+
+	h.must("reset", slowly, "--to", "cli-step", "looper")
+	h.sh("looper", "rm /root/mark")
+	h.must("pause", "looper")
+	h.must("reset", slowly, "looper") // that is what it comes from now
+	if got := h.inspect("looper"); got.State != "paused" || got.Snapshot != "cli-step" {
+		t.Errorf("after the reset of a paused VM: %+v", got)
+	}
+	h.must("resume", "looper")
+	if got := h.sh("looper", "cat /root/mark"); got != "mark" {
+		t.Errorf("guest sees %q", got)
+	}
+
+	// A forked VM goes back to the fork.
+	h.sh("child", "echo other > /root/mark")
+	h.must("reset", slowly, "child")
+	if got := h.sh("child", "cat /root/mark; hostname"); got != "mark\nchild" {
+		t.Errorf("child sees %q", got)
+	}
+
+	h.refused("snapshot_not_found", "reset", "--to", "nothing", "child")
+	h.refused("vm_not_found", "reset", "nobody")
+	h.must("kill", "child")
+	h.refused("vm_not_running", "reset", "child")
+}
+
 func contains(list []string, s string) bool {
 	for _, v := range list {
 		if v == s {
