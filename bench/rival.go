@@ -88,7 +88,10 @@ func (s *stable) prepare(ctx context.Context) error {
 		return err
 	}
 	return s.with(ctx, "", func(dir string, agent *client.Client, _ int) error {
-		if err := await(ctx, agent); err != nil {
+		// Not await: its questions would take the processor from a guest that boots.
+		booting, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		if _, err := agent.WaitReady(booting); err != nil {
 			return err
 		}
 		for range 3 {
