@@ -19,10 +19,10 @@ var reached = map[string]float64{
 	"create_ready":         36,
 	"create_cold":          43,
 	"create_first_command": 54,
-	"fork_pause":           5.5,
-	"fork16_child":         68,
-	"reset":                13,
-	"step_pause":           5.5,
+	"fork_pause":           7.5,
+	"fork16_child":         72,
+	"reset":                15,
+	"step_pause":           7.5,
 	"clone_private":        6.6,
 }
 
