@@ -31,10 +31,9 @@ func (s *session) put(r proto.PutRequest) (proto.FileResult, error) {
 		}
 		owner = &who
 	}
-	if err := s.begin(); err != nil {
+	if err := s.enter(); err != nil {
 		return result, err
 	}
-	s.agent.renewal.RUnlock()
 	result.Bytes, err = s.replace(path, r.Mode, owner)
 	if err != nil {
 		s.agent.ids.forget(s.request.OperationID)
@@ -112,10 +111,9 @@ func (s *session) get(r proto.GetRequest) (proto.FileResult, error) {
 	if err != nil {
 		return result, err
 	}
-	if err := s.begin(); err != nil {
+	if err := s.enter(); err != nil {
 		return result, err
 	}
-	s.agent.renewal.RUnlock()
 	f, info, err := openRegular(path)
 	if err != nil {
 		return result, err

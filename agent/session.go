@@ -219,6 +219,16 @@ func (s *session) begin() error {
 	return err
 }
 
+// enter is begin for operations that take their time: a renewal does not wait for
+// their end.
+func (s *session) enter() error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	s.agent.renewal.RUnlock()
+	return nil
+}
+
 // listen starts to take frames from the host for the operation, until the
 // connection ends.
 func (s *session) listen() {

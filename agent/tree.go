@@ -16,10 +16,9 @@ func (s *session) getTree(r proto.GetTreeRequest) (tree.Stats, error) {
 	if err != nil {
 		return tree.Stats{}, err
 	}
-	if err := s.begin(); err != nil {
+	if err := s.enter(); err != nil {
 		return tree.Stats{}, err
 	}
-	s.agent.renewal.RUnlock()
 	root, err := openRoot(dir)
 	if err != nil {
 		return tree.Stats{}, err
@@ -43,10 +42,9 @@ func (s *session) putTree(r proto.PutTreeRequest) (tree.Stats, error) {
 	if err != nil {
 		return tree.Stats{}, err
 	}
-	if err := s.begin(); err != nil {
+	if err := s.enter(); err != nil {
 		return tree.Stats{}, err
 	}
-	s.agent.renewal.RUnlock()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return tree.Stats{}, fileError(err)
 	}
@@ -143,10 +141,9 @@ func (s *session) remove(r proto.RemoveRequest) (struct{}, error) {
 	if filepath.Clean(path) == "/" {
 		return struct{}{}, failure(proto.CodeInvalidRequest, "the root directory cannot be removed")
 	}
-	if err := s.begin(); err != nil {
+	if err := s.enter(); err != nil {
 		return struct{}{}, err
 	}
-	s.agent.renewal.RUnlock()
 	if _, err = os.Lstat(path); err == nil {
 		if r.Recursive {
 			err = os.RemoveAll(path)
@@ -170,10 +167,9 @@ func (s *session) move(r proto.MoveRequest) (struct{}, error) {
 	if err != nil {
 		return struct{}{}, err
 	}
-	if err := s.begin(); err != nil {
+	if err := s.enter(); err != nil {
 		return struct{}{}, err
 	}
-	s.agent.renewal.RUnlock()
 	if err := os.Rename(from, to); err != nil {
 		return struct{}{}, fileError(err)
 	}

@@ -277,3 +277,17 @@ func connectPort(ctx context.Context, path string, port uint32) (net.Conn, error
 	}
 	return c, nil
 }
+
+func copyFile(to, from string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, r)
+	return errors.Join(err, w.Close())
+}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,34 +66,8 @@ func (s *scene) addImage(source string) error {
 	if err != nil {
 		return err
 	}
-	err = st.PublishImage(imageName, func(dir string) error {
-		// Not os.CopyFS: the directory exists.
-		entries, err := os.ReadDir(source)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			if err := copyFile(filepath.Join(dir, e.Name()), filepath.Join(source, e.Name())); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	err = st.PublishImage(imageName, func(dir string) error { return os.CopyFS(dir, os.DirFS(source)) })
 	return errors.Join(err, st.Close())
-}
-
-func copyFile(to, from string) error {
-	r, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	w, err := os.Create(to)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(w, r)
-	return errors.Join(err, w.Close())
 }
 
 // close ends what still runs.

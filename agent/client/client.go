@@ -249,9 +249,13 @@ func wrap(ctx context.Context, op string, started bool, err error) error {
 	return &ConnectionError{Op: op, Started: started, Err: err}
 }
 
-// simple is an operation without streams.
+// simple is an operation without streams, whatever generation the guest has.
 func (c *Client) simple(ctx context.Context, op string, params, result any) error {
-	k, err := c.begin(ctx, op, proto.Request{}, params, nil)
+	return c.ask(ctx, op, proto.Request{}, params, result)
+}
+
+func (c *Client) ask(ctx context.Context, op string, request proto.Request, params, result any) error {
+	k, err := c.begin(ctx, op, request, params, nil)
 	if err != nil {
 		return err
 	}

@@ -118,11 +118,5 @@ func (c *Client) Move(ctx context.Context, from, to string) error {
 // change is an operation without streams that a guest with another generation
 // refuses.
 func (c *Client) change(ctx context.Context, op string, params any) error {
-	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation}, params, nil)
-	if err != nil {
-		return err
-	}
-	defer k.end()
-	var nothing struct{}
-	return k.finish(&nothing)
+	return c.ask(ctx, op, proto.Request{Generation: c.cfg.Generation}, params, &struct{}{})
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -222,37 +221,10 @@ func (h *host) image(name string) string {
 	}
 	defer st.Close()
 	source := filepath.Join(testkit.RequireGuest(h.t), name)
-	if err := st.PublishImage(name, func(dir string) error { return copyFiles(dir, source) }); err != nil {
+	if err := st.PublishImage(name, func(dir string) error { return os.CopyFS(dir, os.DirFS(source)) }); err != nil {
 		h.t.Fatal(err)
 	}
 	return name
-}
-
-func copyFiles(to, from string) error {
-	entries, err := os.ReadDir(from)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if err := copyFile(filepath.Join(to, e.Name()), filepath.Join(from, e.Name())); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func copyFile(to, from string) error {
-	r, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	w, err := os.Create(to)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(w, r)
-	return errors.Join(err, w.Close())
 }
 
 // base is a snapshot of a guest that has just booted from a disk.

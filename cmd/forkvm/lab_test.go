@@ -518,9 +518,10 @@ func newestLayer(t *testing.T, dir, other string) string {
 	return ""
 }
 
-// The host's disk fills up while a snapshot is written: the VM goes on, and
-// nothing half-written is listed.
-func TestHostDiskFullDuringSnapshot(t *testing.T) {
+// smallDisk returns a data directory on a file system of its own, which has to be
+// free of users at the end.
+func smallDisk(t *testing.T) string {
+	t.Helper()
 	testkit.RequireRoot(t)
 	data := t.TempDir()
 	if err := unix.Mount("tmpfs", data, "tmpfs", 0, "size=512m"); err != nil {
@@ -531,6 +532,13 @@ func TestHostDiskFullDuringSnapshot(t *testing.T) {
 			t.Errorf("something still uses the data directory: %v", err)
 		}
 	})
+	return data
+}
+
+// The host's disk fills up while a snapshot is written: the VM goes on, and
+// nothing half-written is listed.
+func TestHostDiskFullDuringSnapshot(t *testing.T) {
+	data := smallDisk(t)
 	h := newHost(t, data)
 	h.must("create", slowly, "--name", "survivor", "--memory", guestMemory, h.image("memory"))
 	h.sh("survivor", "head -c 33554432 /dev/urandom > /tmp/noise; sha256sum /tmp/noise > /tmp/sum")
@@ -559,16 +567,7 @@ func TestHostDiskFullDuringSnapshot(t *testing.T) {
 // the VM goes on.
 func TestCaseC5(t *testing.T) {
 	testkit.Long(t)
-	testkit.RequireRoot(t)
-	data := t.TempDir()
-	if err := unix.Mount("tmpfs", data, "tmpfs", 0, "size=512m"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(data, 0); err != nil {
-			t.Errorf("something still uses the data directory: %v", err)
-		}
-	})
+	data := smallDisk(t)
 	h := newHost(t, data)
 	h.must("create", slowly, "--name", "full", "--memory", guestMemory, h.image("disk"))
 	fill(t, filepath.Join(data, "filler"), 4<<20)

@@ -14,6 +14,17 @@ import (
 // bootDisk boots the guest with a disk.
 func bootDisk(t *testing.T, ctx context.Context, bytes uint64) *Machine {
 	t.Helper()
+	id := NewIdentity("source", TimeHost)
+	m := buildDisk(t, bytes, id)
+	if err := m.Bring(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// buildDisk makes the same machine, which has not begun.
+func buildDisk(t *testing.T, bytes uint64, id Identity) *Machine {
+	t.Helper()
 	img, err := image.Open(filepath.Join(testkit.RequireGuest(t), "disk"))
 	if err != nil {
 		t.Fatal(err)
@@ -24,12 +35,7 @@ func bootDisk(t *testing.T, ctx context.Context, bytes uint64) *Machine {
 	}
 	c := Config{Kernel: kernel}
 	checkpoint.Configure(&c)
-	id := NewIdentity("source", TimeHost)
-	m := build(t, c, id)
-	if err := m.Bring(ctx, id); err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return build(t, c, id)
 }
 
 // cloneOf starts a machine from a checkpoint.

@@ -6,13 +6,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
-	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/snapshot/layer"
@@ -29,11 +27,11 @@ const judgeMemory = 160 << 20
 func TestClonesOfCheckpoints(t *testing.T) {
 	testkit.Long(t)
 	testkit.RequireKVM(t)
-	dir := testkit.RequireGuest(t)
+	testkit.RequireGuest(t)
 	testkit.NoLeaks(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	source := bootSource(t, ctx, dir)
+	source := bootSource(t, ctx)
 	var before []byte
 	for round := range 3 {
 		time.Sleep(300 * time.Millisecond)
@@ -60,23 +58,9 @@ func TestClonesOfCheckpoints(t *testing.T) {
 }
 
 // bootSource boots a guest with a disk and has it write to memory and disk.
-func bootSource(t *testing.T, ctx context.Context, dir string) *Machine {
+func bootSource(t *testing.T, ctx context.Context) *Machine {
 	t.Helper()
-	img, err := image.Open(filepath.Join(dir, "disk"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkpoint, kernel, err := FromImage(img, "disk", Size{CPUs: 1, MemoryBytes: judgeMemory})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := Config{Kernel: kernel}
-	checkpoint.Configure(&c)
-	id := NewIdentity("source", TimeHost)
-	m := build(t, c, id)
-	if err := m.Bring(ctx, id); err != nil {
-		t.Fatal(err)
-	}
+	m := bootDisk(t, ctx, judgeMemory)
 	script := "while :; do dd if=/dev/urandom of=/root/data bs=4k count=50 conv=fsync; cp /root/data /dev/shm/data; sync; done >/dev/null 2>&1 & true"
 	if _, err := m.Agent().Exec(ctx, client.Command{Args: []string{"/bin/sh", "-c", script}}); err != nil {
 		t.Fatal(err)
@@ -207,19 +191,9 @@ func differing(a, b []byte) (pages []int) {
 // file along.
 func TestCheckpointOfAClosedMachine(t *testing.T) {
 	testkit.RequireKVM(t)
-	dir := testkit.RequireGuest(t)
+	testkit.RequireGuest(t)
 	testkit.NoLeaks(t)
-	img, err := image.Open(filepath.Join(dir, "disk"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkpoint, kernel, err := FromImage(img, "disk", Size{CPUs: 1, MemoryBytes: judgeMemory})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := Config{Kernel: kernel}
-	checkpoint.Configure(&c)
-	m := build(t, c, NewIdentity("closed", TimeHost))
+	m := buildDisk(t, judgeMemory, NewIdentity("closed", TimeHost))
 	if _, err := m.Checkpoint(nil); err == nil || !strings.Contains(err.Error(), "0 new top layers for 1 disks") {
 		t.Errorf("checkpoint without a new top layer: %v", err)
 	}

@@ -129,7 +129,7 @@ func mergeRun(ctx context.Context, r layer.Run) (*layer.Layer, error) {
 	}
 	err = layer.Merge(ctx, f, r)
 	if err == nil {
-		err = linux.AddSeals(f, linux.SealWrite|linux.SealGrow|linux.SealShrink|linux.SealSeal)
+		err = memory.Layer{File: f}.Seal()
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

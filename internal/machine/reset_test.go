@@ -6,14 +6,12 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
-	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/vmm"
 	"github.com/forkvm/forkvm/vmm/boot/acpi"
@@ -27,21 +25,8 @@ const resetPatience = 5 * time.Minute
 // the test closes. The guest is gone.
 func bootCheckpoint(t *testing.T, ctx context.Context) *Checkpoint {
 	t.Helper()
-	img, err := image.Open(filepath.Join(testkit.RequireGuest(t), "disk"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkpoint, kernel, err := FromImage(img, "disk", Size{CPUs: 1, MemoryBytes: judgeMemory})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := Config{Kernel: kernel}
-	checkpoint.Configure(&c)
+	m := bootDisk(t, ctx, judgeMemory)
 	id := NewIdentity("source", TimeHost)
-	m := build(t, c, id)
-	if err := m.Bring(ctx, id); err != nil {
-		t.Fatal(err)
-	}
 	if _, err := m.Reset(ctx, target(t, m, id, nil)); !errors.Is(err, ErrNoOrigin) {
 		t.Errorf("reset of a booted machine: %v", err)
 	}

@@ -281,15 +281,14 @@ func (d *draft) prepare(cpus int) error {
 
 // start makes the draft's process a VM.
 func (d *draft) start(ctx context.Context, c process.StartConfig) (*process.Started, error) {
-	switch d.prepared {
-	case nil:
-		if err := d.prepare(c.Checkpoint.Shape.CPUs); err != nil {
-			return nil, err
-		}
-	default:
-		if err := d.write(); err != nil { // it was on record as one that waits
-			return nil, err
-		}
+	var err error
+	if d.prepared == nil {
+		err = d.prepare(c.Checkpoint.Shape.CPUs)
+	} else {
+		err = d.write() // it was on record as one that waits
+	}
+	if err != nil {
+		return nil, err
 	}
 	return startWatched(ctx, d.prepared, c)
 }
