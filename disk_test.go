@@ -89,6 +89,12 @@ func mountSmall(t *testing.T, size string) string {
 	return dir
 }
 
+// deleteAndTrim deletes the file that fill made. ext4 gives a deleted file's blocks
+// back after the commit that deletes it is announced, in jbd2's commit callback,
+// so a sync can return before them: a second commit begins after the callback of
+// the first.
+const deleteAndTrim = "rm /root/big; sync; touch /root/second-commit; sync; fstrim /"
+
 // TestDiscardFreesTheTop has a guest delete a file and trim its file system:
 // the host gets the space back, and a discard of what lies in a layer below
 // shows as zeros.
@@ -105,7 +111,7 @@ func TestDiscardFreesTheTop(t *testing.T) {
 	if before < written {
 		t.Fatalf("the top takes %d bytes after %d were written", before, written)
 	}
-	sh(t, ctx, vm, "rm /root/big; sync; fstrim /")
+	sh(t, ctx, vm, deleteAndTrim)
 	trimmed := spaceOf(t, tops)
 	if trimmed > before-written*9/10 {
 		t.Errorf("the top takes %d bytes, and %d after a trim", before, trimmed)
@@ -118,7 +124,7 @@ func TestDiscardFreesTheTop(t *testing.T) {
 	// Frozen, the blocks are in a layer that never changes.
 	own := openStore(t)
 	full := takeSnapshot(t, ctx, vm, own, "full")
-	sh(t, ctx, vm, "rm /root/big; sync; fstrim /; echo 3 > /proc/sys/vm/drop_caches")
+	sh(t, ctx, vm, deleteAndTrim+"; echo 3 > /proc/sys/vm/drop_caches")
 	m := takeSnapshot(t, ctx, vm, own, "trimmed")
 	checkFilesystem(t, exportDisk(t, own, "trimmed"))
 	last := m.Disks[0].Layers[len(m.Disks[0].Layers)-1]
