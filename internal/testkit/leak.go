@@ -3,12 +3,15 @@ package testkit
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"sort"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // settleTime is how long what a test has closed may take to go: a goroutine between its last statement and its end, a
@@ -35,6 +38,7 @@ func NoLeaks(t testing.TB) {
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }
 func Main(m *testing.M) {
+	heedSignals()
 	before := takeInventory()
 	code := m.Run()
 	if code == 0 {
@@ -44,6 +48,16 @@ func Main(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// heedSignals gives the programs that tests start the default dispositions of signals. What a process ignores from its
+// start, as below nohup or in a shell's background, its children ignore too, unless it handles the signal itself.
+func heedSignals() {
+	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
 }
 
 // inventory is what a process holds.
