@@ -114,6 +114,9 @@ func (t *tour) run() error {
 	if err := t.isolation(all); err != nil {
 		return err
 	}
+	if err := t.draws(all); err != nil {
+		return err
+	}
 	return t.table(all)
 }
 
@@ -132,6 +135,9 @@ func (t *tour) build() error {
 	// One run before the freeze leaves the interpreter and its modules in the
 	// page cache, and every clone starts with it.
 	if _, err := t.test("builder"); err != nil {
+		return err
+	}
+	if err := t.startInterpreter("builder"); err != nil {
 		return err
 	}
 	if _, err := t.forkvm("snapshot", "builder", task, "--task", task); err != nil {
