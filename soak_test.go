@@ -99,7 +99,7 @@ func (s *soak) chain(t *testing.T, cpus, generations int) {
 // next clones a machine at a random moment of its life and returns the clone.
 func (s *soak) next(t *testing.T, ctx context.Context, own *store.Store, vm *forkvm.VM, generation int) *forkvm.VM {
 	load := startStorm(ctx, vm, 2)
-	time.Sleep(time.Duration(s.random.Int64N(int64(time.Second))))
+	time.Sleep(time.Duration(s.random.Int64N(int64(300 * time.Millisecond))))
 	name := fmt.Sprintf("generation-%d", generation)
 	var clone *forkvm.VM
 	begun := time.Now()
