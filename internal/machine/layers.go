@@ -27,6 +27,9 @@ func (m *memoryLayers) mappable() []memory.Layer {
 	layers := make([]memory.Layer, len(m.sealed))
 	for i, l := range m.sealed {
 		extents := l.Extents()
+		if i == 0 {
+			extents = l.Spans() // nothing lies below it
+		}
 		layers[i] = memory.Layer{File: l.File(), Extents: make([]memory.Extent, len(extents))}
 		for j, e := range extents {
 			layers[i].Extents[j] = memory.Extent(e)
@@ -104,6 +107,7 @@ func (m *memoryLayers) compact(ctx context.Context) error {
 	if !slices.ContainsFunc(runs, layer.Run.Merged) {
 		return nil
 	}
+	runs[0].Bottom = m.origin == 0
 	stack, old := slices.Clone(m.sealed[:m.origin]), []*layer.Layer(nil)
 	var made []*layer.Layer
 	for _, r := range runs {

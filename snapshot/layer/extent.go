@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/forkvm/forkvm/snapshot"
@@ -65,6 +66,26 @@ func appendExtent(list []Extent, e Extent) []Extent {
 	return append(list, e)
 }
 
+// spans joins data extents over the holes that lie between them in the file as they
+// do in memory.
+func spans(extents []Extent) []Extent {
+	var out []Extent
+	for _, e := range extents {
+		if e.Offset == ZeroExtent {
+			continue
+		}
+		if n := len(out); n > 0 {
+			last := &out[n-1]
+			if e.Offset-last.Offset == int64(e.Start-last.Start)*UnitSize {
+				last.Count = e.end() - last.Start
+				continue
+			}
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
 // stored counts the units that have bytes in the file.
 func stored(extents []Extent) (n uint64) {
 	for _, e := range extents {
@@ -74,3 +95,7 @@ func stored(extents []Extent) (n uint64) {
 	}
 	return n
 }
+
+var zeroUnit [UnitSize]byte
+
+func isZero(unit []byte) bool { return bytes.Equal(unit, zeroUnit[:]) }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/forkvm/forkvm/snapshot"
@@ -140,6 +141,71 @@ func TestCopyPacks(t *testing.T) {
 	}
 	if err := Copy(context.Background(), dst, src); !errors.Is(err, snapshot.ErrInvalid) {
 		t.Errorf("copy over a file that is not empty: %v", err)
+	}
+}
+
+// A layer at the bottom of a memory keeps short gaps as holes of its file, so that it
+// takes few mappings, and is otherwise what Copy makes of it.
+func TestCopyBottom(t *testing.T) {
+	// At 251 begins a gap as long as a hole may be, behind the next run one that is longer.
+	f := memfd(t)
+	data := filled(6 * UnitSize)
+	if _, err := f.WriteAt(data, DataOffset); err != nil {
+		t.Fatal(err)
+	}
+	at := func(unit int64) int64 { return DataOffset + unit*UnitSize }
+	extents := []Extent{
+		{Start: 1, Count: 2, Offset: at(2)},
+		{Start: 10, Count: 5, Offset: ZeroExtent},
+		{Start: 250, Count: 1, Offset: at(0)},
+		{Start: 251 + maxHole, Count: 2, Offset: at(4)},
+		{Start: 254 + 2*maxHole, Count: 1, Offset: at(1)},
+	}
+	const units = 4 * maxHole
+	src := must(Seal(f, SealOptions{Kind: KindMemory, Units: units, Extents: extents}))(t)
+	for _, bottom := range []struct {
+		name string
+		make func(dst *os.File) error
+	}{
+		{"copy", func(dst *os.File) error { return CopyBottom(context.Background(), dst, src) }},
+		{"merge", func(dst *os.File) error {
+			return Merge(context.Background(), dst, Run{Layers: []*Layer{src}, id: goldenID, Bottom: true})
+		}},
+	} {
+		t.Run(bottom.name, func(t *testing.T) {
+			dst := tempFile(t)
+			if err := bottom.make(dst); err != nil {
+				t.Fatal(err)
+			}
+			got := must(Open(dst))(t)
+			if err := got.Verify(context.Background()); err != nil {
+				t.Error(err)
+			}
+			if got.Stored() != 6 || len(got.Extents()) != len(extents) {
+				t.Errorf("%d units stored in extents %v", got.Stored(), got.Extents())
+			}
+			if !bytes.Equal(contents(t, got), contents(t, src)) {
+				t.Error("content differs")
+			}
+			long := int64(252 + maxHole) // units of data that end with the hole of full length
+			spans := []Extent{{1, 252 + maxHole, at(0)}, {254 + 2*maxHole, 1, at(long)}}
+			if !slices.Equal(got.Spans(), spans) {
+				t.Errorf("spans %v, want %v", got.Spans(), spans)
+			}
+			if info := must(dst.Stat())(t); info.Sys().(*syscall.Stat_t).Blocks*512 > 12*UnitSize {
+				t.Errorf("file takes %d blocks for 6 units", info.Sys().(*syscall.Stat_t).Blocks)
+			}
+			// What a span takes for a hole is read as zeros by whoever maps it.
+			if _, err := dst.WriteAt([]byte{1}, at(100)); err != nil {
+				t.Fatal(err)
+			}
+			if err := verifyHoles(dst, got.Extents()); !errors.Is(err, snapshot.ErrInvalid) {
+				t.Errorf("data in a hole: %v", err)
+			}
+		})
+	}
+	if got := src.Spans(); len(got) != 4 {
+		t.Errorf("a packed layer has spans %v", got)
 	}
 }
 

@@ -24,6 +24,8 @@ const (
 // the merger of several that follow each other.
 type Run struct {
 	Layers []*Layer // bottom first; one, or those to be merged
+	// Bottom says that nothing lies below the run.
+	Bottom bool
 	id     string
 	// level is 0 for a layer that was frozen, and one more than its parts' for a
 	// merged one. It travels in the layer's header, so that a stack which begins
@@ -111,7 +113,11 @@ func Merge(ctx context.Context, dst *os.File, r Run) error {
 	for _, l := range r.Layers {
 		c.units = max(c.units, l.units)
 	}
-	if err := pack(ctx, dst, c, flattenRange(r.Layers, 0), r.Layers); err != nil {
+	p := packing{segments: flattenRange(r.Layers, 0), sources: r.Layers}
+	if r.Bottom {
+		p.holes = bottomHoles(c.kind)
+	}
+	if err := pack(ctx, dst, c, p); err != nil {
 		return fmt.Errorf("merge %d layers (%s): %w", len(r.Layers), r.id, err)
 	}
 	return nil

@@ -182,7 +182,7 @@ func (l *Layer) verify(ctx context.Context) error {
 	if !sealed {
 		return ErrNoChecksums
 	}
-	h, _, sums, err := load(l.file)
+	h, extents, sums, err := load(l.file)
 	if err != nil {
 		return err
 	}
@@ -199,6 +199,34 @@ func (l *Layer) verify(ctx context.Context) error {
 	for i, sum := range sums {
 		if got[i] != sum {
 			return fmt.Errorf("data at %d: %w", DataOffset+i*ChunkSize, snapshot.ErrChecksum)
+		}
+	}
+	if h.kind == KindMemory {
+		return verifyHoles(l.file, extents)
+	}
+	return nil
+}
+
+// verifyHoles checks that what Spans takes for holes is zeros.
+func verifyHoles(f *os.File, extents []Extent) error {
+	var unit [UnitSize]byte
+	at := 0
+	for _, s := range spans(extents) {
+		for n := s.Start; n < s.end(); n++ {
+			for extents[at].end() <= n {
+				at++
+			}
+			if e := extents[at]; e.Start <= n && e.Offset != ZeroExtent {
+				n = e.end() - 1
+				continue
+			}
+			off := s.Offset + int64(n-s.Start)*UnitSize
+			if err := readAtFull(f, unit[:], off); err != nil {
+				return err
+			}
+			if !isZero(unit[:]) {
+				return fmt.Errorf("data at %d: %w: it belongs to no unit", off, snapshot.ErrInvalid)
+			}
 		}
 	}
 	return nil
