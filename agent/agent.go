@@ -39,7 +39,8 @@ type Config struct {
 	// brings it about; action is one of the proto.Shutdown words. Nil:
 	// unsupported. See AskInit.
 	Shutdown func(action string) (method string, err error)
-	// MaxOperations at the same time; 0: 1024. More are refused as retryable.
+	// MaxOperations at the same time, and detached commands; 0: 1024. More are
+	// refused as retryable.
 	MaxOperations int
 	// Log receives what an operator of the guest should know. Nil: dropped.
 	Log func(message string)
@@ -55,6 +56,8 @@ type Agent struct {
 	groups *cgroups // nil: none
 	drains drains
 	ids    operations
+	// commands are those that belong to no connection.
+	commands commands
 	// protected: this process is spared when memory runs out, its children
 	// would inherit that.
 	protected bool
@@ -80,7 +83,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Log == nil {
 		cfg.Log = func(string) {}
 	}
-	a := &Agent{cfg: cfg, sessions: map[*session]struct{}{}, protected: isProtected()}
+	a := &Agent{cfg: cfg, commands: commands{limit: cfg.MaxOperations}, sessions: map[*session]struct{}{}, protected: isProtected()}
 	if cfg.Cgroup != "" {
 		groups, err := openCgroups(cfg.Cgroup)
 		if err != nil {
@@ -93,7 +96,7 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// Close ends all connections, kills their commands and waits. Background
+// Close ends all connections, kills their commands and detached ones, and waits. Background
 // processes of commands that had finished stay alive.
 func (a *Agent) Close() error {
 	a.mu.Lock()
@@ -103,6 +106,7 @@ func (a *Agent) Close() error {
 	}
 	a.mu.Unlock()
 	a.wg.Wait()
+	a.commands.close()
 	a.drains.close()
 	a.reaper.close()
 	if a.groups != nil {

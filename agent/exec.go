@@ -16,44 +16,70 @@ const stdinWindow = 64 << 10
 
 // execution is one command from its request to its result.
 type execution struct {
-	*session
+	agent   *Agent
 	request proto.ExecRequest
+	// ctx kills the command when it ends.
+	ctx context.Context
+	// sink is where an output stream goes, asked for each that is not discarded.
+	sink    func(stream uint16) sink
 	process *process
 	started time.Time
 
-	input          *os.File // our end of the command's stdin, or nil
-	terminal       *os.File // our end of its terminal, or nil
-	stdout, stderr *pump    // nil: not streamed
+	stdin          *proto.Queue // what the host sends, or nil
+	input          *os.File     // our end of the command's stdin, or nil
+	terminal       *os.File     // our end of its terminal, or nil
+	stdout, stderr *pump        // nil: discarded
 }
 
 // exec runs a command. It returns when the command's main process has ended
 // and everything that it had written by then is with the host; processes that
 // it left behind, and the pipes they hold, are not waited for.
-func (s *session) exec(r proto.ExecRequest) (proto.ExecResult, error) {
+func (s *session) exec(r proto.ExecRequest) (any, error) {
 	if r.TimeoutMS < 0 || r.StdoutLimit < 0 || r.StderrLimit < 0 {
-		return proto.ExecResult{}, failure(proto.CodeInvalidRequest, "negative timeout or limit")
+		return nil, failure(proto.CodeInvalidRequest, "negative timeout or limit")
 	}
-	x := &execution{session: s, request: r}
-	err := x.start()
-	var refused *refusal
-	if errors.As(err, &refused) {
-		return proto.ExecResult{ExitCode: refused.exitCode, Error: refused.cause}, nil
+	if r.Detach {
+		return s.execDetached(r)
 	}
-	if err != nil {
-		return proto.ExecResult{}, err
+	s.windows = map[uint16]*proto.Window{}
+	x := &execution{agent: s.agent, ctx: s.ctx, request: r, sink: s.wireSink}
+	if err := s.start(x); err != nil {
+		return notInvoked(err)
+	}
+	s.stdin, s.control = x.stdin, x.control
+	s.announce(proto.Started{PID: x.process.pid, Containment: x.process.containment()})
+	s.listen()
+	if x.input != nil {
+		go x.feed(s.wire)
 	}
 	return x.run(), nil
 }
 
-// start launches the command and tells the host.
-func (x *execution) start() error {
-	if err := x.begin(); err != nil {
+// wireSink is the sink of a command whose output goes to the host only.
+func (s *session) wireSink(stream uint16) sink {
+	w := proto.NewWindow()
+	s.windows[stream] = w
+	return &wireSink{wire: s.wire, window: w, stream: stream}
+}
+
+// notInvoked is the result of a command that the guest refused to start.
+func notInvoked(err error) (any, error) {
+	var refused *refusal
+	if errors.As(err, &refused) {
+		return proto.ExecResult{ExitCode: refused.exitCode, Error: refused.cause}, nil
+	}
+	return nil, err
+}
+
+// start launches a command for which the operation has been admitted.
+func (s *session) start(x *execution) error {
+	if err := s.begin(); err != nil {
 		return err
 	}
-	defer x.agent.renewal.RUnlock()
+	defer s.agent.renewal.RUnlock()
 	err := x.launch()
 	if err != nil {
-		x.agent.ids.forget(x.session.request.OperationID)
+		s.agent.ids.forget(s.request.OperationID)
 	}
 	return err
 }
@@ -79,7 +105,6 @@ func (x *execution) launch() error {
 
 // open connects the command's three streams.
 func (x *execution) open(e *ends, c command) error {
-	x.windows = map[uint16]*proto.Window{}
 	if size := x.request.Terminal; size != nil {
 		return x.openTerminal(e, *size, c.credential)
 	}
@@ -111,9 +136,7 @@ func (x *execution) openTerminal(e *ends, size proto.TerminalSize, who *syscall.
 	}
 	x.input, x.stdin = in, proto.NewQueue(stdinWindow)
 	x.terminal = out
-	w := proto.NewWindow()
-	x.windows[proto.Stdout] = w
-	x.stdout = newPump(out, proto.Stdout, x.wire, w, x.request.StdoutLimit, &x.agent.drains)
+	x.stdout = newPump(out, x.sink(proto.Stdout), x.request.StdoutLimit, &x.agent.drains)
 	x.stdout.terminal = true
 	return nil
 }
@@ -130,19 +153,11 @@ func (x *execution) output(e *ends, fd int, stream uint16, mode string, limit in
 	if err != nil {
 		return nil, err
 	}
-	w := proto.NewWindow()
-	x.windows[stream] = w
-	return newPump(f, stream, x.wire, w, limit, &x.agent.drains), nil
+	return newPump(f, x.sink(stream), limit, &x.agent.drains), nil
 }
 
 // run accompanies a command that was started to its end.
 func (x *execution) run() proto.ExecResult {
-	x.control = x.handleControl
-	x.announce()
-	x.listen()
-	if x.input != nil {
-		go x.feed()
-	}
 	for _, p := range x.pumps() {
 		go p.run()
 	}
@@ -171,25 +186,23 @@ func (x *execution) pumps() []*pump {
 
 // announce tells the host that the command runs and how much input it may
 // send. If that fails the connection is gone, which listen finds out.
-func (x *execution) announce() {
-	b, err := proto.AppendJSON(nil, proto.TypeStarted, proto.Started{
-		OperationID: x.session.request.OperationID,
-		PID:         x.process.pid,
-		Containment: x.process.containment(),
-	})
+func (s *session) announce(started proto.Started) {
+	started.OperationID = s.request.OperationID
+	b, err := proto.AppendJSON(nil, proto.TypeStarted, started)
 	if err != nil {
-		x.cancel()
+		s.cancel()
 		return
 	}
-	if x.stdin != nil {
-		b = proto.AppendCredit(b, proto.Stdin, uint32(x.stdin.Size()), 0)
+	if s.stdin != nil {
+		b = proto.AppendCredit(b, proto.Stdin, uint32(s.stdin.Size()), 0)
 	}
-	if x.wire.Write(b) != nil {
-		x.cancel()
+	if s.wire.Write(b) != nil {
+		s.cancel()
 	}
 }
 
-func (x *execution) handleControl(c proto.Control) {
+// control does what the host asks for while the command runs.
+func (x *execution) control(c proto.Control) {
 	if c.Signal > 0 && c.Signal <= 64 {
 		x.process.signal(syscall.Signal(c.Signal))
 	}
@@ -204,8 +217,10 @@ func (x *execution) handleControl(c proto.Control) {
 // endOfInput is what a terminal in its usual mode takes for the end (VEOF, ^D).
 const endOfInput = 4
 
-// feed writes what the host sends into the command's stdin.
-func (x *execution) feed() {
+// feed writes what the host sends into the command's stdin. It returns false if
+// that broke off before its end, and true if the command takes no more.
+func (x *execution) feed(wire *proto.Conn) bool {
+	defer x.input.Close()
 	var p []byte
 	for {
 		var ok bool
@@ -213,18 +228,16 @@ func (x *execution) feed() {
 			if x.terminal != nil && x.stdin.Ended() {
 				_, _ = x.input.Write([]byte{endOfInput})
 			}
-			x.input.Close()
-			return
+			return x.stdin.Ended()
 		}
 		if _, err := x.input.Write(p); err != nil {
 			// Nobody reads it any more: the host may stop sending.
 			x.stdin.Close()
-			x.wire.WriteCredit(proto.Stdin, 0, proto.FlagEnd)
-			x.input.Close()
-			return
+			wire.WriteCredit(proto.Stdin, 0, proto.FlagEnd)
+			return true
 		}
 		if n := x.stdin.Consumed(len(p)); n > 0 {
-			x.wire.WriteCredit(proto.Stdin, n, 0)
+			wire.WriteCredit(proto.Stdin, n, 0)
 		}
 	}
 }

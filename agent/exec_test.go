@@ -578,27 +578,6 @@ func TestE7OutOfMemoryIsReported(t *testing.T) {
 	}
 }
 
-func TestOperationIDs(t *testing.T) {
-	g := start(t, agent.Config{})
-	cmd := client.Command{Args: []string{"sh", "-c", "echo x >>runs"}, Dir: g.dir, OperationID: "deploy-1"}
-	if r, _ := g.run(t, cmd); r.ExitCode != 0 {
-		t.Fatalf("got %+v", r)
-	}
-	if _, err := g.Exec(context.Background(), cmd); !errors.Is(err, &client.Error{Code: proto.CodeOperationExists}) {
-		t.Errorf("error %v, want operation_exists", err)
-	}
-	if b, _ := os.ReadFile(filepath.Join(g.dir, "runs")); string(b) != "x\n" {
-		t.Errorf("it ran more than once: %q", b)
-	}
-	// What never started may be tried again.
-	cmd = client.Command{Args: []string{"/no/such/program"}, OperationID: "deploy-2"}
-	for range 2 {
-		if r, _ := g.run(t, cmd); r.ExitCode != 127 {
-			t.Errorf("got %+v", r)
-		}
-	}
-}
-
 func TestTooManyOperations(t *testing.T) {
 	g := start(t, agent.Config{MaxOperations: 1})
 	p, err := g.Start(context.Background(), client.Command{Args: []string{"cat"}, Stdin: strings.NewReader("")})
@@ -643,4 +622,23 @@ func atoi(s string) int {
 	var n int
 	fmt.Sscan(s, &n)
 	return n
+}
+
+// An operation id that is known is refused where there is nothing to attach to.
+func TestOperationIDs(t *testing.T) {
+	g := start(t, agent.Config{})
+	exec := func() *proto.Error {
+		_, failure := talk(t, g, request(proto.Request{Op: "exec", OperationID: "plain", Params: []byte(`{"args":["true"],"stdout":"discard","stderr":"discard"}`)}))
+		return failure
+	}
+	exec()
+	if failure := exec(); failure == nil || failure.Code != proto.CodeOperationExists {
+		t.Errorf("error %v, want operation_exists", failure)
+	}
+	// What never started may be tried again.
+	for range 2 {
+		if r, _ := g.run(t, client.Command{Args: []string{"/no/such/program"}, OperationID: "deploy-2"}); r.ExitCode != 127 {
+			t.Errorf("got %+v", r)
+		}
+	}
 }

@@ -110,6 +110,51 @@ func TestSetMachineID(t *testing.T) {
 	}
 }
 
+// fill writes n bytes to a log as its pump does.
+func fill(l *streamLog, n int) {
+	frame := make([]byte, proto.HeaderSize+chunkSize)
+	for n > 0 {
+		k := l.room(min(n, chunkSize))
+		l.take(frame[:proto.HeaderSize+k])
+		n -= k
+	}
+}
+
+// All logs together are bounded: those of ended commands make room, oldest first,
+// and then each has only little.
+func TestLogsAreBoundedTogether(t *testing.T) {
+	var all logs
+	kept := func(l *streamLog) int64 { s := l.status(); return s.Bytes - s.KeptFrom }
+	var list []*streamLog
+	for range maxLogs / maxLog {
+		l := newStreamLog(&all)
+		fill(l, 2*maxLog)
+		list = append(list, l)
+	}
+	for i, l := range list {
+		if kept(l) <= maxLog-2*logChunk || kept(l) > maxLog {
+			t.Errorf("log %d keeps %d bytes", i, kept(l))
+		}
+	}
+	list[3].end()
+	list[5].end()
+	reader := list[3].reader(0, true)
+	more := newStreamLog(&all)
+	fill(more, 2*maxLog)
+	if kept(list[5]) != 0 || kept(list[3]) == 0 || kept(more) < maxLog-2*logChunk {
+		t.Errorf("kept: the log that is read %d, the other ended one %d, the new one %d", kept(list[3]), kept(list[5]), kept(more))
+	}
+	late := newStreamLog(&all)
+	fill(late, 2*maxLog)
+	if kept(late) == 0 || kept(late) > maxLog/4 {
+		t.Errorf("the last log keeps %d bytes", kept(late))
+	}
+	reader.leave()
+	if !all.forget(list...) || !all.forget(more, late) || all.taken != 0 || len(all.ended) != 0 {
+		t.Errorf("%d chunks and %d logs left", all.taken, len(all.ended))
+	}
+}
+
 func TestOperationsForgetTheOldest(t *testing.T) {
 	var o operations
 	for i := range maxKnownOperations + 1 {

@@ -163,6 +163,21 @@ func (p *process) kill() {
 // process has ended.
 func (p *process) signal(s syscall.Signal) { p.agent.reaper.signal(p.pid, s) }
 
+// signalAll reaches every process of the command that signal or the cgroup does.
+func (p *process) signalAll(s syscall.Signal) {
+	if s == syscall.SIGKILL {
+		p.kill()
+		return
+	}
+	if p.group == nil {
+		p.signal(s)
+		return
+	}
+	for _, pid := range p.group.processes() {
+		syscall.Kill(pid, s)
+	}
+}
+
 func (p *process) containment() string {
 	if p.group != nil {
 		return proto.ContainmentCgroup

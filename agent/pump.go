@@ -21,7 +21,39 @@ const chunkSize = 32 << 10
 // put into them: a stream that waits holds no memory.
 var buffers = sync.Pool{New: func() any { return new([proto.HeaderSize + chunkSize]byte) }}
 
-// pump carries one output stream of a command to the host.
+// sink is where an output stream of a command goes.
+type sink interface {
+	// room waits until something can be taken, and returns how much: limit at
+	// most, 0 if no more is wanted.
+	room(limit int) int
+	// take gets at most what room has said, behind room for a frame's header.
+	take(frame []byte)
+	// end says that this was all.
+	end()
+}
+
+// wireSink sends a stream to the host as it grants credit.
+type wireSink struct {
+	wire   *proto.Conn
+	window *proto.Window
+	stream uint16
+}
+
+func (w *wireSink) room(limit int) int { return w.window.Wait(limit) }
+
+func (w *wireSink) take(frame []byte) {
+	w.window.Use(len(frame) - proto.HeaderSize)
+	if w.wire.WriteData(w.stream, 0, frame) != nil {
+		w.window.Close()
+	}
+}
+
+func (w *wireSink) end() {
+	// An error is one of the connection, whose reader finds it out.
+	_ = w.wire.WriteData(w.stream, proto.FlagEnd, make([]byte, proto.HeaderSize))
+}
+
+// pump carries one output stream of a command to its sink.
 //
 // Its end is the delicate part. The pipe's end of file says nothing about the
 // command, for a background process may hold the pipe for days. So after the
@@ -31,9 +63,7 @@ var buffers = sync.Pool{New: func() any { return new([proto.HeaderSize + chunkSi
 type pump struct {
 	file   *os.File
 	raw    syscall.RawConn
-	stream uint16
-	wire   *proto.Conn
-	window *proto.Window
+	to     sink
 	limit  int64 // 0: none
 	drains *drains
 	// terminal: the file is our end of a terminal.
@@ -45,12 +75,12 @@ type pump struct {
 	dropped   int64
 }
 
-func newPump(f *os.File, stream uint16, wire *proto.Conn, w *proto.Window, limit int64, d *drains) *pump {
+func newPump(f *os.File, to sink, limit int64, d *drains) *pump {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		panic(err) // only for a nil file
 	}
-	return &pump{file: f, raw: raw, stream: stream, wire: wire, window: w, limit: limit, drains: d, done: make(chan struct{})}
+	return &pump{file: f, raw: raw, to: to, limit: limit, drains: d, done: make(chan struct{})}
 }
 
 // finish is called when the main process has ended.
@@ -61,7 +91,7 @@ func (p *pump) finish() {
 	p.finishing.Store(true)
 }
 
-// run sends the stream until its end and leaves the rest of it to drains.
+// run moves the stream until its end and leaves the rest of it to drains.
 func (p *pump) run() {
 	defer close(p.done)
 	ended := p.follow()
@@ -69,7 +99,7 @@ func (p *pump) run() {
 		p.file.SetReadDeadline(time.Time{})
 		ended = p.rest()
 	}
-	p.wire.WriteData(p.stream, proto.FlagEnd, make([]byte, proto.HeaderSize))
+	p.to.end()
 	if ended {
 		p.file.Close()
 	} else {
@@ -77,7 +107,7 @@ func (p *pump) run() {
 	}
 }
 
-// follow sends what comes until the end of the file (true) or until the main
+// follow moves what comes until the end of the file (true) or until the main
 // process has ended (false).
 func (p *pump) follow() bool {
 	for !p.finishing.Load() {
@@ -92,7 +122,7 @@ func (p *pump) follow() bool {
 	return false
 }
 
-// rest sends what is in the pipe now, and returns true if that was the end of
+// rest moves what is in the pipe now, and returns true if that was the end of
 // the file.
 func (p *pump) rest() bool {
 	if p.terminal {
@@ -132,8 +162,8 @@ func (p *pump) pending() int {
 	return n
 }
 
-// step moves one chunk of at most limit bytes. While the host grants no credit
-// it does not read: the pipe fills up and the command waits.
+// step moves one chunk of at most limit bytes. While the sink has no room it does
+// not read: the pipe fills up and the command waits.
 func (p *pump) step(limit int) (int, error) {
 	return p.stepWith(limit, p.raw.Read)
 }
@@ -154,21 +184,17 @@ func (p *pump) stepWith(limit int, when access) (int, error) {
 		keep = int(min(int64(keep), p.limit-p.sent))
 	}
 	if keep > 0 {
-		keep = p.window.Wait(min(keep, chunkSize))
+		keep = p.to.room(min(keep, chunkSize))
 	}
 	if keep == 0 {
-		// Over the limit, or the host wants no more of it.
+		// Over the limit, or the sink wants no more of it.
 		n, err := p.read(min(limit, chunkSize), when, func([]byte) {})
 		p.dropped += int64(n)
 		return n, err
 	}
 	return p.read(keep, when, func(frame []byte) {
-		n := len(frame) - proto.HeaderSize
-		p.window.Use(n)
-		p.sent += int64(n)
-		if p.wire.WriteData(p.stream, 0, frame) != nil {
-			p.window.Close()
-		}
+		p.sent += int64(len(frame) - proto.HeaderSize)
+		p.to.take(frame)
 	})
 }
 

@@ -25,9 +25,11 @@ type session struct {
 
 	request proto.Request
 	// What the operation takes from the host, set before listen.
-	stdin   *proto.Queue
-	windows map[uint16]*proto.Window
-	control func(proto.Control)
+	stdin *proto.Queue
+	// keepInput: what has come whole is for a command that outlives the session.
+	keepInput bool
+	windows   map[uint16]*proto.Window
+	control   func(proto.Control)
 	// received is closed when no more frames are handled; nil before listen.
 	received chan struct{}
 }
@@ -102,7 +104,7 @@ func (s *session) serve() (result any, err error) {
 	return s.dispatch()
 }
 
-func features() []string { return []string{proto.FeatureTerminal} }
+func features() []string { return []string{proto.FeatureTerminal, proto.FeatureDetach} }
 
 func (s *session) handshake() error {
 	h, err := s.wire.Next()
@@ -171,6 +173,12 @@ func (s *session) dispatch() (any, error) {
 		return serveOp(s, s.remove)
 	case proto.OpMove:
 		return serveOp(s, s.move)
+	case proto.OpAttach:
+		return serveOp(s, s.attach)
+	case proto.OpSignal:
+		return serveOp(s, s.signal)
+	case proto.OpCommands:
+		return serveOp(s, s.commands)
 	case proto.OpRenew:
 		return serveOp(s, s.agent.renew)
 	case proto.OpShutdown:
@@ -199,20 +207,26 @@ func serveOp[P, R any](s *session, op func(P) (R, error)) (any, error) {
 // the caller holds the renewal lock for reading and releases it once the
 // operation has its effect, so that no renewal can come between the two.
 func (s *session) begin() error {
+	if err := s.admit(); err != nil {
+		return err
+	}
+	if !s.agent.ids.add(s.request.OperationID) {
+		s.agent.renewal.RUnlock()
+		return failure(proto.CodeOperationExists, "operation %q was started before", s.request.OperationID)
+	}
+	return nil
+}
+
+// admit is begin without the operation id.
+func (s *session) admit() error {
 	a := s.agent
 	a.renewal.RLock()
-	err := func() error {
-		if g := s.request.Generation; g != "" && g != a.generation {
-			return failure(proto.CodeGenerationMismatch, "the guest has generation %q, the request is for %.64q", a.generation, g)
-		}
-		if a.isStopping() {
-			return failure(proto.CodeShuttingDown, "the guest is shutting down")
-		}
-		if !a.ids.add(s.request.OperationID) {
-			return failure(proto.CodeOperationExists, "operation %q was started before", s.request.OperationID)
-		}
-		return nil
-	}()
+	var err error
+	if g := s.request.Generation; g != "" && g != a.generation {
+		err = failure(proto.CodeGenerationMismatch, "the guest has generation %q, the request is for %.64q", a.generation, g)
+	} else if a.isStopping() {
+		err = failure(proto.CodeShuttingDown, "the guest is shutting down")
+	}
 	if err != nil {
 		a.renewal.RUnlock()
 	}
@@ -246,7 +260,7 @@ func (s *session) listen() {
 		for _, w := range s.windows {
 			w.Close()
 		}
-		if s.stdin != nil {
+		if s.stdin != nil && !(s.keepInput && s.stdin.Ended()) {
 			s.stdin.Close()
 		}
 	}()

@@ -48,8 +48,8 @@ type ConnectionError struct {
 	// Op is the operation, one of the proto.Op words.
 	Op string
 	// Started: the guest agent had begun the operation, so it may have had
-	// effects. A command is killed when its connection breaks. Otherwise it is
-	// not known to have begun.
+	// effects. A command without an OperationID is killed when its connection
+	// breaks. Otherwise it is not known to have begun.
 	Started bool
 	// Err is the cause.
 	Err error
@@ -74,6 +74,7 @@ type call struct {
 	wire *proto.Conn
 	stop func() bool
 
+	features []string // of the guest agent
 	started  bool
 	onStart  func(proto.Started)
 	onCredit func(stream uint16, n int, f proto.Flags) error
@@ -151,6 +152,7 @@ func (k *call) hello() error {
 	if err := agent.Check(); err != nil {
 		return err
 	}
+	k.features = agent.Features
 	if _, ok := agent.Common(proto.MinVersion, proto.MaxVersion); !ok {
 		return &Error{Code: proto.CodeVersionUnsupported, Message: fmt.Sprintf(
 			"the guest agent speaks protocol versions %d to %d, this program %d to %d",

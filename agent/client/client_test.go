@@ -129,6 +129,41 @@ func TestContextEndsAConnectionThatSaysNothing(t *testing.T) {
 	}
 }
 
+// A guest agent of a time before detached commands runs one with an OperationID as
+// it can, and one that is to be left running not at all.
+func TestOlderAgent(t *testing.T) {
+	var requests []string
+	c := client.New(client.Config{Dial: func(context.Context) (net.Conn, error) {
+		host, guest := net.Pipe()
+		go func() {
+			defer guest.Close()
+			b := make([]byte, 4096)
+			n, err := guest.Read(b)
+			for err == nil && !strings.Contains(string(b[:n]), `"op"`) {
+				n, err = guest.Read(b)
+			}
+			requests = append(requests, string(b[:n]))
+			answer, _ := proto.AppendJSON(nil, proto.TypeResult, proto.ExecResult{ExitCode: 3})
+			if strings.Contains(requests[len(requests)-1], `"requires":["detach"]`) {
+				answer, _ = proto.AppendJSON(nil, proto.TypeError, proto.Error{Code: proto.CodeUnsupported})
+			}
+			guest.Write(append(append([]byte{}, ours...), answer...))
+			io.Copy(io.Discard, guest)
+		}()
+		return host, nil
+	}})
+	cmd := client.Command{Args: []string{"true"}, OperationID: "id"}
+	if r, err := c.Exec(context.Background(), cmd); err != nil || r.ExitCode != 3 {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	if len(requests) != 2 || !strings.Contains(requests[1], `"operation_id":"id"`) {
+		t.Errorf("requests %q, want the second with the id", requests)
+	}
+	if _, err := c.Detach(context.Background(), cmd); !errors.Is(err, &client.Error{Code: proto.CodeUnsupported}) {
+		t.Errorf("error %v, want unsupported", err)
+	}
+}
+
 func TestUnreachable(t *testing.T) {
 	refused := errors.New("connection refused")
 	c := client.New(client.Config{Dial: func(context.Context) (net.Conn, error) { return nil, refused }})
@@ -152,6 +187,9 @@ func FuzzAnswers(f *testing.F) {
 		c.Exec(ctx, client.Command{Args: []string{"true"}, Stdin: strings.NewReader("input"), Stdout: io.Discard, Stderr: io.Discard})
 		c.Get(ctx, "/x", io.Discard)
 		c.Put(ctx, client.File{Path: "/x"}, strings.NewReader("input"))
+		c.Detach(ctx, client.Command{Args: []string{"true"}})
+		c.Attach(ctx, "id", client.Attachment{Stdout: io.Discard})
+		c.Signal(ctx, "id", 9, true)
 		c.Renew(ctx, client.Identity{Generation: "g", BootID: true})
 		if ctx.Err() != nil {
 			t.Fatal("an answer that ended kept the client waiting")

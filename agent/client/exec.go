@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,8 +51,13 @@ type Command struct {
 	// 0: none. Unlike the end of ctx it is an orderly outcome with all output
 	// that there was.
 	Timeout time.Duration
-	// OperationID, if set, makes the guest agent refuse to run the command a
-	// second time. At most 128 bytes.
+	// OperationID, if set, is a name that no other command of the guest has, at
+	// most 128 bytes. The command is then detached: it belongs to no connection.
+	// When the connection breaks or ctx ends it goes on, unless it had not got all
+	// of Stdin; the same call made again never starts it a second time but is
+	// attached to it, and gets of its output what the guest has kept. Attach, Signal
+	// and Commands know it by this name, for a while also after its end. Without
+	// a Terminal only.
 	OperationID string
 }
 
@@ -78,13 +84,15 @@ type Result struct {
 	// Containment is how far a kill reaches: "cgroup", all descendants, or
 	// "process_group", those that stayed in it. Empty if nothing was started.
 	Containment string `json:"containment,omitempty"`
-	// Error says why the command could not be invoked (126 and 127).
+	// Error says why the command could not be invoked (126 and 127), or that it
+	// was killed because its input broke off.
 	Error *Error `json:"error,omitempty"`
 }
 
 // Exec runs a command and waits for its main process; background processes that
 // it leaves behind go on. It has delivered all output when it returns. A
-// command whose ctx ends is killed with its descendants.
+// command whose ctx ends is killed with its descendants, unless it has an
+// OperationID.
 //
 // If Stdin is still being read when the command ends, Exec does not wait for
 // that: one Read may be under way, and its bytes are lost.
@@ -100,10 +108,12 @@ func (c *Client) Exec(ctx context.Context, cmd Command) (Result, error) {
 
 // Process is a command whose request was sent.
 type Process struct {
-	call   *call
-	result Result
-	err    error
-	done   chan struct{}
+	call    *call
+	started proto.Started
+	result  Result
+	counted sync.Once // what the guest had not kept is in result
+	err     error
+	done    chan struct{}
 
 	outputs sync.WaitGroup
 	mu      sync.Mutex
@@ -119,11 +129,7 @@ func (c *Client) Start(ctx context.Context, cmd Command) (*Process, error) {
 	for stream := range writers {
 		queues[stream] = proto.NewQueue(outputWindow)
 	}
-	envelope := proto.Request{OperationID: cmd.OperationID, Generation: c.cfg.Generation}
-	if cmd.Terminal != nil {
-		envelope.Requires = []string{proto.FeatureTerminal}
-	}
-	k, err := c.begin(ctx, proto.OpExec, envelope, request, queues)
+	k, err := c.beginExec(ctx, cmd, request, queues)
 	if errors.Is(err, proto.ErrTooLarge) {
 		// The guest could not have invoked it either; the outcome is the same.
 		p.result = Result{ExitCode: proto.ExitNotExecutable, Error: &Error{
@@ -137,11 +143,32 @@ func (c *Client) Start(ctx context.Context, cmd Command) (*Process, error) {
 		return nil, err
 	}
 	p.call = k
-	p.begin(cmd.Stdin, writers)
+	p.begin(cmd.Stdin, writers, &p.result)
 	if cmd.Resize != nil {
 		go p.resize(cmd.Resize)
 	}
 	return p, nil
+}
+
+// beginExec sends the request. A guest agent that knows no detached commands runs
+// one with an OperationID like any other, and refuses to run it twice.
+func (c *Client) beginExec(ctx context.Context, cmd Command, request proto.ExecRequest, queues map[uint16]*proto.Queue) (*call, error) {
+	envelope := proto.Request{OperationID: cmd.OperationID, Generation: c.cfg.Generation}
+	if cmd.Terminal != nil {
+		envelope.Requires = []string{proto.FeatureTerminal}
+	}
+	if cmd.OperationID == "" || cmd.Terminal != nil {
+		return c.begin(ctx, proto.OpExec, envelope, request, queues)
+	}
+	detached, plain := envelope, request
+	detached.Requires = append(detached.Requires, proto.FeatureDetach)
+	request.Detach, request.Follow = true, true
+	k, err := c.begin(ctx, proto.OpExec, detached, request, queues)
+	if err == nil && !slices.Contains(k.features, proto.FeatureDetach) {
+		k.end()
+		return c.begin(ctx, proto.OpExec, envelope, plain, queues)
+	}
+	return k, err
 }
 
 func (cmd Command) request() (proto.ExecRequest, map[uint16]io.Writer) {
@@ -185,8 +212,10 @@ func same(a, b io.Writer) (equal bool) {
 	return a == b
 }
 
-func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer) {
+// begin handles what comes until the result, which it decodes.
+func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer, result any) {
 	k := p.call
+	k.onStart = func(s proto.Started) { p.started = s }
 	for stream, w := range writers {
 		p.outputs.Add(1)
 		go p.deliver(stream, k.queues[stream], w)
@@ -208,7 +237,7 @@ func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer) {
 	go func() {
 		defer close(p.done)
 		defer window.Close()
-		p.err = k.finish(&p.result)
+		p.err = k.finish(result)
 		for _, q := range k.queues {
 			if p.err != nil {
 				q.Close()
@@ -222,17 +251,35 @@ func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer) {
 
 // Wait waits for the command's end and returns what Exec returns.
 func (p *Process) Wait() (Result, error) {
+	err := p.wait()
+	if p.err == nil {
+		p.counted.Do(func() { p.result.lose(p.started.StdoutFrom, p.started.StderrFrom) })
+	}
+	return p.result, err
+}
+
+func (p *Process) wait() error {
 	<-p.done
 	p.outputs.Wait()
 	if p.call != nil {
 		p.call.end()
 	}
 	if p.err != nil {
-		return p.result, p.err
+		return p.err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.result, p.failed
+	return p.failed
+}
+
+// lose counts bytes that the guest had not kept when it was asked for them.
+func (r *Result) lose(stdout, stderr int64) {
+	r.StdoutBytes -= stdout
+	r.StdoutDropped += stdout
+	r.StdoutTruncated = r.StdoutTruncated || stdout > 0
+	r.StderrBytes -= stderr
+	r.StderrDropped += stderr
+	r.StderrTruncated = r.StderrTruncated || stderr > 0
 }
 
 // Signal sends a signal to the command's main process and its process group.

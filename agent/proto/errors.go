@@ -31,6 +31,7 @@ const (
 	// The state of the guest.
 	CodeGenerationMismatch = "generation_mismatch"
 	CodeOperationExists    = "operation_exists"
+	CodeOperationUnknown   = "operation_unknown"
 	CodeTooManyOperations  = "too_many_operations"
 	CodeResourceExhausted  = "resource_exhausted"
 	CodeShuttingDown       = "shutting_down"
@@ -41,6 +42,10 @@ const (
 	CodeArgumentTooLong      = "argument_too_long"
 	CodeDirectoryNotFound    = "directory_not_found"
 	CodeUserNotFound         = "user_not_found"
+
+	// A detached command that was killed because its input broke off; inside
+	// ExecResult.
+	CodeInputCut = "input_cut"
 
 	// Files.
 	CodeFileNotFound     = "file_not_found"

@@ -16,6 +16,11 @@ const (
 	OpMove     = "move"
 	OpRenew    = "renew"
 	OpShutdown = "shutdown"
+
+	// With FeatureDetach.
+	OpAttach   = "attach"
+	OpSignal   = "signal"
+	OpCommands = "commands"
 )
 
 // Request asks for the one operation of a connection.
@@ -42,6 +47,10 @@ type Started struct {
 	// Exec: process id in the guest, and what ends the command's descendants.
 	PID         int    `json:"pid,omitempty"`
 	Containment string `json:"containment,omitempty"`
+	// A detached command: where in each stream what follows begins. It is more
+	// than what was asked for when the guest has not kept all of it.
+	StdoutFrom int64 `json:"stdout_from,omitempty"`
+	StderrFrom int64 `json:"stderr_from,omitempty"`
 	// Get: what is going to be sent.
 	File *FileInfo `json:"file,omitempty"`
 }
@@ -57,6 +66,10 @@ type Control struct {
 // FeatureTerminal must be required by a request for a terminal: an agent without
 // it would run the command with pipes.
 const FeatureTerminal = "terminal"
+
+// FeatureDetach must be required by a request for a detached command: an agent
+// without it would kill the command with its connection.
+const FeatureDetach = "detach"
 
 // TerminalSize is the size of a terminal in characters.
 type TerminalSize struct {
@@ -100,6 +113,84 @@ type ExecRequest struct {
 	StderrLimit int64 `json:"stderr_limit,omitempty"`
 	// TimeoutMS ends the command and all its descendants. 0: no timeout.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	// Detach: the command belongs to no connection and is known by its operation
+	// id, which it must have. Its output is kept, to a limit. A request whose id
+	// is that of such a command starts nothing: it is about that command. Needs
+	// FeatureDetach; no terminal. Stdin only with Follow, and from the connection
+	// that started the command: when that breaks before the input's end, the
+	// command is killed.
+	Detach bool `json:"detach,omitempty"`
+	// Follow, of a detached command: the connection is sent its streams and an
+	// ExecResult, like that of any other command. Otherwise the result is a
+	// CommandStatus, at once.
+	Follow bool `json:"follow,omitempty"`
+}
+
+// AttachRequest is about a detached command. Its result is a CommandStatus.
+type AttachRequest struct {
+	ID string `json:"id"`
+	// Stdout and Stderr are OutputStream or OutputDiscard.
+	Stdout string `json:"stdout,omitempty"`
+	Stderr string `json:"stderr,omitempty"`
+	// StdoutFrom and StderrFrom are the first bytes wanted of each stream.
+	StdoutFrom int64 `json:"stdout_from,omitempty"`
+	StderrFrom int64 `json:"stderr_from,omitempty"`
+	// Follow: until the command has ended. Otherwise what there is now.
+	Follow bool `json:"follow,omitempty"`
+}
+
+// SignalRequest sends a signal to a detached command.
+type SignalRequest struct {
+	ID     string `json:"id"`
+	Signal int    `json:"signal"`
+	// All: to every process of the command, as far as its containment reaches,
+	// not only to the process group of the main one.
+	All bool `json:"all,omitempty"`
+}
+
+// CommandsRequest asks for the detached commands that were started after the one
+// with the number After, oldest first.
+type CommandsRequest struct {
+	After int64 `json:"after,omitempty"`
+}
+
+// CommandsResult has a part of them. More: ask again, after the last.
+type CommandsResult struct {
+	Commands []CommandStatus `json:"commands"`
+	More     bool            `json:"more,omitempty"`
+}
+
+// States of a detached command.
+const (
+	CommandRunning = "running"
+	CommandEnded   = "ended"
+)
+
+// CommandStatus is a detached command.
+type CommandStatus struct {
+	ID string `json:"id"`
+	// Number counts the commands of a guest.
+	Number int64 `json:"number"`
+	// Args is the beginning of the argument vector.
+	Args []Text `json:"args"`
+	PID  int    `json:"pid"`
+	// State is one of the Command words.
+	State string `json:"state"`
+	// AgeMS is the time since its start, by the guest's clock since boot.
+	AgeMS       int64  `json:"age_ms"`
+	Containment string `json:"containment,omitempty"`
+	// What it has written so far, and what of it is kept.
+	Stdout StreamStatus `json:"stdout"`
+	Stderr StreamStatus `json:"stderr"`
+	// Result is there when it has ended.
+	Result *ExecResult `json:"result,omitempty"`
+}
+
+// StreamStatus is an output stream that the guest agent keeps: its bytes from
+// KeptFrom up to Bytes.
+type StreamStatus struct {
+	Bytes    int64 `json:"bytes"`
+	KeptFrom int64 `json:"kept_from"`
 }
 
 // What reaches the descendants of a command when it is killed.

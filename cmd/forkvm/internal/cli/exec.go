@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -101,35 +102,77 @@ func splitCommand(f *pflag.FlagSet, args []string) (target string, argv []string
 
 func (a *app) execVerb() *cobra.Command {
 	var flags commandFlags
-	var detach bool
+	var more execFlags
 	cmd := &cobra.Command{
-		Use:         "exec [flags] VM [--] COMMAND [ARG...]",
-		Short:       "Run a command in a VM",
-		Example:     "  forkvm exec vm-1 -- make test\n  forkvm exec -o json --timeout 60s vm-1 -- ./run",
+		Use:   "exec [flags] VM [--] COMMAND [ARG...]",
+		Short: "Run a command in a VM",
+		Example: "  forkvm exec vm-1 -- make test\n  forkvm exec -o json --timeout 60s vm-1 -- ./run\n" +
+			"  forkvm exec -d vm-1 -- ./serve\n  forkvm exec --list vm-1\n  forkvm exec --attach 5e0cb27e9a31 vm-1",
 		Annotations: map[string]string{passesExitCode: "yes"},
 		Args:        cobra.ArbitraryArgs,
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false)
 	flags.add(f)
-	f.BoolVarP(&detach, "detach", "d", false, "leave the command running (not possible yet)")
+	more.add(f)
 	cmd.RunE = a.onCommand(cmd, func(ctx context.Context, n Node, target string, argv []string) error {
-		if detach {
-			return usagef("-d: a command cannot be left running yet")
+		if err := more.check(&flags, argv); err != nil {
+			return err
 		}
 		if err := flags.check(a); err != nil {
 			return err
-		}
-		if len(argv) == 0 {
-			return usagef("a COMMAND is needed")
 		}
 		vm, err := findRunning(ctx, n, target)
 		if err != nil {
 			return err
 		}
-		return a.exec(ctx, vm, a.command(&flags, argv), &flags)
+		switch c := a.command(&flags, argv); {
+		case more.list:
+			return a.listCommands(ctx, vm)
+		case more.attach != "":
+			return a.runCommand(ctx, vm, attached(vm, more.attach), 0, &flags)
+		case more.detach:
+			c.OperationID = more.id
+			return a.detach(ctx, vm, c)
+		default:
+			c.OperationID = more.id
+			return a.exec(ctx, vm, c, &flags)
+		}
 	})
 	return a.withOutput(cmd)
+}
+
+// execFlags are those of exec alone.
+type execFlags struct {
+	detach, list bool
+	id, attach   string
+}
+
+func (e *execFlags) add(f *pflag.FlagSet) {
+	f.BoolVarP(&e.detach, "detach", "d", false, "leave the command running and print its id")
+	f.StringVar(&e.id, "id", "", "detach the command under this name: repeated, the call attaches to it instead of running it again")
+	f.StringVar(&e.attach, "attach", "", "attach to the detached command with this id")
+	f.BoolVar(&e.list, "list", false, "list the detached commands of the VM")
+}
+
+// check finds what does not go together.
+func (e *execFlags) check(c *commandFlags, argv []string) error {
+	switch {
+	case e.attach != "" && e.list:
+		return usagef("--attach and --list are two things")
+	case e.attach != "" || e.list:
+		if len(argv) > 0 || e.detach || e.id != "" || c.interactive || c.terminal {
+			return usagef("--attach and --list take a VM and no command")
+		}
+		return nil
+	case len(argv) == 0:
+		return usagef("a COMMAND is needed")
+	case c.terminal && (e.detach || e.id != ""):
+		return usagef("-t: a detached command has no terminal")
+	case c.interactive && e.detach:
+		return usagef("-i: a command that is left running has no input")
+	}
+	return nil
 }
 
 // onCommand is onNode for verbs that end in a command line for the guest.
@@ -175,11 +218,11 @@ func findRunning(ctx context.Context, n Node, ref string) (VM, error) {
 	return nil, failure.New(failure.VMNotRunning, "vm %s is %s", vm.Record().Name, viewOf(vm, st).condition())
 }
 
+// runner runs a command, or accompanies one, with limits on its streams.
+type runner func(ctx context.Context, stdout, stderr io.Writer, limit int64) (client.Result, error)
+
 // exec runs a command and ends with its exit code.
 func (a *app) exec(ctx context.Context, vm VM, c client.Command, flags *commandFlags) error {
-	if a.format.Machine() {
-		return a.execCaptured(ctx, vm, c, int64(flags.limit))
-	}
 	if flags.terminal {
 		screen, err := a.openTerminal(&c)
 		if err != nil {
@@ -187,18 +230,45 @@ func (a *app) exec(ctx context.Context, vm VM, c client.Command, flags *commandF
 		}
 		defer screen.close()
 	}
-	c.Stdout, c.Stderr = a.Stdout, a.Stderr
-	result, err := vm.Guest().Exec(ctx, c)
+	return a.runCommand(ctx, vm, func(ctx context.Context, stdout, stderr io.Writer, limit int64) (client.Result, error) {
+		c.Stdout, c.Stderr, c.StdoutLimit, c.StderrLimit = stdout, stderr, limit, limit
+		return vm.Guest().Exec(ctx, c)
+	}, c.Timeout, flags)
+}
+
+// runCommand shows what a command writes and ends with its exit code.
+func (a *app) runCommand(ctx context.Context, vm VM, run runner, timeout time.Duration, flags *commandFlags) error {
+	if a.format.Machine() {
+		return a.execCaptured(ctx, vm, run, int64(flags.limit))
+	}
+	result, err := run(ctx, a.Stdout, a.Stderr, 0)
 	if err != nil {
 		return execFailure(ctx, vm, err)
 	}
-	if result.Error != nil {
-		fmt.Fprintf(a.Stderr, "forkvm: %s\n", output.Visible(result.Error.Message))
-	}
-	if result.TimedOut {
-		fmt.Fprintf(a.Stderr, "forkvm: command was killed after its timeout of %v\n", c.Timeout)
-	}
+	a.explainResult(result, timeout)
 	return codeOf(result)
+}
+
+// explainResult says what an exit code alone does not.
+func (a *app) explainResult(r client.Result, timeout time.Duration) {
+	if r.Error != nil {
+		fmt.Fprintf(a.Stderr, "forkvm: %s\n", output.Visible(r.Error.Message))
+	}
+	for _, s := range []struct {
+		name    string
+		dropped int64
+	}{{"standard output", r.StdoutDropped}, {"standard error", r.StderrDropped}} {
+		if s.dropped > 0 {
+			fmt.Fprintf(a.Stderr, "forkvm: %d bytes of %s were not kept\n", s.dropped, s.name)
+		}
+	}
+	switch {
+	case !r.TimedOut:
+	case timeout > 0:
+		fmt.Fprintf(a.Stderr, "forkvm: command was killed after its timeout of %v\n", timeout)
+	default:
+		fmt.Fprintln(a.Stderr, "forkvm: command was killed after its timeout")
+	}
 }
 
 func codeOf(r client.Result) error {
@@ -257,23 +327,42 @@ func settled(ctx context.Context, vm VM) *node.Status {
 type execView struct {
 	Schema string  `json:"schema"`
 	VM     *vmName `json:"vm"`
+	resultView
+	Stdout string `json:"stdout"`
+	Stderr string `json:"stderr"`
+	// The bytes of a stream that is not UTF-8, in which the text above has
+	// replacement characters.
+	StdoutBase64 string `json:"stdout_base64,omitempty"`
+	StderrBase64 string `json:"stderr_base64,omitempty"`
+}
 
+// resultView is how a command ended.
+type resultView struct {
 	ExitCode  int  `json:"exit_code"`
 	Signal    int  `json:"signal"`
 	TimedOut  bool `json:"timed_out"`
 	OOMKilled bool `json:"oom_killed"`
 
-	Stdout string `json:"stdout"`
-	Stderr string `json:"stderr"`
-	// The bytes of a stream that is not UTF-8, in which the text above has
-	// replacement characters.
-	StdoutBase64    string `json:"stdout_base64,omitempty"`
-	StderrBase64    string `json:"stderr_base64,omitempty"`
-	StdoutTruncated bool   `json:"stdout_truncated"`
-	StderrTruncated bool   `json:"stderr_truncated"`
+	StdoutTruncated bool  `json:"stdout_truncated"`
+	StderrTruncated bool  `json:"stderr_truncated"`
+	StdoutDropped   int64 `json:"stdout_dropped_bytes"`
+	StderrDropped   int64 `json:"stderr_dropped_bytes"`
 
 	DurationMS int64          `json:"duration_ms"`
 	Error      *failure.Error `json:"error"`
+}
+
+func viewOfResult(r client.Result) resultView {
+	v := resultView{
+		ExitCode: r.ExitCode, Signal: r.Signal, TimedOut: r.TimedOut, OOMKilled: r.OOMKilled,
+		StdoutTruncated: r.StdoutTruncated, StderrTruncated: r.StderrTruncated,
+		StdoutDropped: r.StdoutDropped, StderrDropped: r.StderrDropped,
+		DurationMS: r.DurationMS,
+	}
+	if e := r.Error; e != nil {
+		v.Error = &failure.Error{Code: failure.Code(e.Code), Message: e.Message, Retryable: e.Retryable}
+	}
+	return v
 }
 
 type vmName struct {
@@ -284,25 +373,15 @@ type vmName struct {
 const execSchema = "forkvm/exec/v1"
 
 // execCaptured runs a command and prints its result as one object.
-func (a *app) execCaptured(ctx context.Context, vm VM, c client.Command, limit int64) error {
+func (a *app) execCaptured(ctx context.Context, vm VM, run runner, limit int64) error {
 	var stdout, stderr bytes.Buffer
-	c.Stdout, c.Stderr = &stdout, &stderr
-	c.StdoutLimit, c.StderrLimit = limit, limit
-	result, err := vm.Guest().Exec(ctx, c)
+	result, err := run(ctx, &stdout, &stderr, limit)
 	if err != nil {
 		return a.commandFailed(vm, execFailure(ctx, vm, err))
 	}
-	v := execView{
-		Schema: execSchema, VM: nameOf(vm),
-		ExitCode: result.ExitCode, Signal: result.Signal, TimedOut: result.TimedOut, OOMKilled: result.OOMKilled,
-		StdoutTruncated: result.StdoutTruncated, StderrTruncated: result.StderrTruncated,
-		DurationMS: result.DurationMS,
-	}
+	v := execView{Schema: execSchema, VM: nameOf(vm), resultView: viewOfResult(result)}
 	v.Stdout, v.StdoutBase64 = text(stdout.Bytes())
 	v.Stderr, v.StderrBase64 = text(stderr.Bytes())
-	if e := result.Error; e != nil {
-		v.Error = &failure.Error{Code: failure.Code(e.Code), Message: e.Message, Retryable: e.Retryable}
-	}
 	if err := output.WriteObject(a.Stdout, a.format, v); err != nil {
 		return err
 	}
@@ -331,7 +410,7 @@ func (a *app) commandFailed(vm VM, err error) error {
 	if err == nil || !a.format.Machine() || errors.As(err, &done) {
 		return err
 	}
-	v := execView{Schema: execSchema, VM: nameOf(vm), ExitCode: exitOurs, Error: explain(err)}
+	v := execView{Schema: execSchema, VM: nameOf(vm), resultView: resultView{ExitCode: exitOurs, Error: explain(err)}}
 	if err := output.WriteObject(a.Stdout, a.format, v); err != nil {
 		return err
 	}

@@ -56,6 +56,7 @@ type fakeVM struct {
 	onExec  func()
 	execErr error
 	got     client.Command
+	signal  string // the last one to a command
 	files   map[string]string
 	ended   chan struct{}
 }
@@ -427,6 +428,52 @@ func (vm *fakeVM) Exec(ctx context.Context, c client.Command) (client.Result, er
 	}
 	return r, nil
 }
+
+// fakeCommands are the detached commands that every guest of the fake has.
+var fakeCommands = []client.Detached{
+	{ID: "c1", Args: []string{"make", "test"}, PID: 70, Running: true, Age: 90 * time.Second, Stdout: client.Kept{From: 4096, Bytes: 9000, Lost: 4096}},
+	{ID: "c2", Args: []string{"\x1b[31mred"}, PID: 71, Age: 2 * time.Hour, Result: &client.Result{ExitCode: 3, DurationMS: 5, StdoutBytes: 6}},
+}
+
+func (vm *fakeVM) Detach(ctx context.Context, c client.Command) (client.Detached, error) {
+	d := client.Detached{ID: c.OperationID, Args: c.Args, PID: 72, Running: true}
+	if d.ID == "" {
+		d.ID = "c3"
+	}
+	c.Stdout, c.Stderr = io.Discard, io.Discard
+	if r, err := vm.Exec(ctx, c); err != nil || r.Error != nil {
+		d.Running, d.Result = false, &r
+		return d, err
+	}
+	return d, nil
+}
+
+func (vm *fakeVM) command(id string) (client.Detached, error) {
+	for _, d := range fakeCommands {
+		if d.ID == id {
+			return d, nil
+		}
+	}
+	return client.Detached{}, fmt.Errorf("attach in guest: %w", &client.Error{Code: proto.CodeOperationUnknown, Message: "no detached command has the id \"" + id + "\""})
+}
+
+func (vm *fakeVM) Attach(_ context.Context, id string, a client.Attachment) (client.Detached, error) {
+	d, err := vm.command(id)
+	if err == nil && a.Stdout != nil {
+		io.WriteString(a.Stdout, "output\n")
+	}
+	if err == nil && !a.Now && d.Running {
+		d.Running, d.Result = false, &client.Result{}
+	}
+	return d, err
+}
+
+func (vm *fakeVM) Signal(_ context.Context, id string, signal int, all bool) (client.Detached, error) {
+	vm.signal = fmt.Sprint(id, " ", signal, " ", all)
+	return vm.command(id)
+}
+
+func (vm *fakeVM) Commands(context.Context) ([]client.Detached, error) { return fakeCommands, nil }
 
 func (vm *fakeVM) Put(_ context.Context, f client.File, r io.Reader) (int64, error) {
 	if f.Path == "/root" {

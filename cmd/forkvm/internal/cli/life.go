@@ -42,7 +42,17 @@ func (a *app) resetVerb() *cobra.Command {
 }
 
 func (a *app) killVerb() *cobra.Command {
-	return a.changeVerb("kill VM...", "End VMs at once", func(ctx context.Context, vm VM) error { return vm.Kill(ctx) })
+	var command, signal string
+	cmd := a.changeVerb("kill [flags] VM...", "End VMs at once, or a detached command", func(ctx context.Context, vm VM) error {
+		if command != "" {
+			return killCommand(ctx, vm, command, signal)
+		}
+		return vm.Kill(ctx)
+	})
+	cmd.Example = "  forkvm kill vm-1\n  forkvm kill --command 5e0cb27e9a31 --signal TERM vm-1"
+	cmd.Flags().StringVar(&command, "command", "", "the detached command with this id, instead of the VM")
+	cmd.Flags().StringVarP(&signal, "signal", "s", "KILL", "with --command: the signal; KILL goes to all processes of the command")
+	return cmd
 }
 
 func (a *app) removeVerb() *cobra.Command {
@@ -63,12 +73,21 @@ type endView struct {
 const endSchema = "forkvm/end/v1"
 
 func (a *app) waitVerb() *cobra.Command {
+	var command string
 	cmd := &cobra.Command{
-		Use:   "wait VM...",
+		Use:   "wait [flags] VM...",
 		Short: "Wait until VMs have ended and print why",
 		Args:  needs("VM..."),
 	}
+	cmd.Flags().StringVar(&command, "command", "", "wait for the detached command with this id, and print its exit code")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, refs []string) error {
+		if command != "" {
+			vm, err := oneVM(ctx, n, refs)
+			if err != nil {
+				return err
+			}
+			return a.waitForCommand(ctx, vm, command)
+		}
 		ends := output.List[endView]{Name: func(e endView) string { return string(e.Exit.Reason) }}
 		failed := a.eachUnlessMachine(refs, func(ref string) error {
 			exit, err := waitFor(ctx, n, ref)

@@ -17,17 +17,30 @@ import (
 
 func (a *app) logsVerb() *cobra.Command {
 	var follow bool
+	var command string
 	tail := -1
 	cmd := &cobra.Command{
 		Use:   "logs [flags] VM",
-		Short: "Show what a VM's serial console printed",
-		Long: "Show what a VM's serial console printed, the newest megabyte of it. On a terminal\n" +
-			"control characters are made visible, so that a guest cannot steer it.",
+		Short: "Show what a VM's serial console printed, or a detached command",
+		Long: "Show what a VM's serial console printed, or with --command what a detached command\n" +
+			"has written: the newest megabyte of it. On a terminal control characters are made\n" +
+			"visible, so that a guest cannot steer it.",
 		Args: needs("VM"),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the VM has ended")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the VM, or the command, has ended")
+	cmd.Flags().StringVar(&command, "command", "", "the detached command with this id, instead of the console")
 	cmd.Flags().IntVarP(&tail, "tail", "n", -1, "begin with this many of the last lines; -1 for all")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
+		if command != "" {
+			if tail >= 0 {
+				return usagef("-n is for the console")
+			}
+			vm, err := oneVM(ctx, n, args)
+			if err != nil {
+				return err
+			}
+			return a.showCommand(ctx, vm, command, follow)
+		}
 		vm, err := n.Find(args[0])
 		if err != nil {
 			return err

@@ -104,7 +104,21 @@ type Child struct {
 
 // Guest is what can be asked of a VM's guest agent.
 type Guest interface {
+	Commands
+	Files
+}
+
+// Commands runs commands in a guest.
+type Commands interface {
 	Exec(ctx context.Context, c client.Command) (client.Result, error)
+	Detach(ctx context.Context, c client.Command) (client.Detached, error)
+	Attach(ctx context.Context, id string, a client.Attachment) (client.Detached, error)
+	Signal(ctx context.Context, id string, signal int, all bool) (client.Detached, error)
+	Commands(ctx context.Context) ([]client.Detached, error)
+}
+
+// Files moves files into a guest and out of it.
+type Files interface {
 	Put(ctx context.Context, f client.File, r io.Reader) (int64, error)
 	Get(ctx context.Context, path string, w io.Writer) (client.File, error)
 	Stat(ctx context.Context, path string) (client.File, error)

@@ -52,7 +52,7 @@ func (a *app) runVerb() *cobra.Command {
 		}
 		switch {
 		case len(argv) > 0:
-			return usagef("-d: a command cannot be left running yet; use exec on the VM")
+			return usagef("-d: the VM is left running, not a command; use 'forkvm exec -d' on it")
 		case remove:
 			return usagef("-d and --rm: nobody would be there to remove the VM; use 'forkvm rm'")
 		}
