@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"time"
 
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/guest/image"
@@ -52,8 +51,8 @@ func (f *firecracker) dial(ctx context.Context, dir string) (net.Conn, error) {
 func (f *firecracker) start(ctx context.Context, dir, saved string) error {
 	api := newAPI(filepath.Join(dir, "api.sock"))
 	defer api.close()
-	if err := api.await(ctx); err != nil {
-		return err
+	if err := awaitFile(ctx, api.path); err != nil {
+		return fmt.Errorf("firecracker: %w", err)
 	}
 	if saved != "" {
 		return api.put(ctx, "/snapshot/load", map[string]any{
@@ -112,22 +111,6 @@ func newAPI(path string) *api {
 }
 
 func (a *api) close() { a.client.CloseIdleConnections() }
-
-// await waits until the process has made its socket.
-func (a *api) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		if _, err := os.Stat(a.path); err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return errors.New("firecracker made no API socket")
-		case <-time.After(time.Millisecond):
-		}
-	}
-}
 
 func (a *api) put(ctx context.Context, path string, body any) error {
 	return a.send(ctx, http.MethodPut, path, body)

@@ -77,23 +77,36 @@ func (q *qemu) command(dir, saved string) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// start has nothing to do: the process runs the guest by itself.
-func (q *qemu) start(context.Context, string, string) error { return nil }
+// start waits until a restored guest runs: what asks for it before that would be
+// cut off by the reset that its vsock device announces.
+func (q *qemu) start(ctx context.Context, dir, saved string) error {
+	if saved == "" {
+		return nil
+	}
+	path := filepath.Join(dir, "qmp.sock")
+	if err := awaitFile(ctx, path); err != nil {
+		return fmt.Errorf("qemu: %w", err)
+	}
+	m, err := dialQMP(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	return m.awaitRunning()
+}
 
 func (q *qemu) dial(ctx context.Context, _ string) (net.Conn, error) {
 	return dialVsock(ctx, qemuCID, proto.Port)
 }
 
-// save writes a migration file.
+// save writes a migration file. The guest runs until the end of it: one that had
+// been stopped before would be restored as stopped.
 func (q *qemu) save(ctx context.Context, dir, saved string) error {
 	m, err := dialQMP(ctx, filepath.Join(dir, "qmp.sock"))
 	if err != nil {
 		return err
 	}
 	defer m.close()
-	if _, err := m.call("stop", nil); err != nil {
-		return err
-	}
 	// No limit to its speed.
 	if _, err := m.call("migrate-set-parameters", map[string]any{"max-bandwidth": 0}); err != nil {
 		return err
@@ -150,6 +163,31 @@ func dialQMP(ctx context.Context, path string) (*qmp, error) {
 }
 
 func (m *qmp) close() { m.conn.Close() }
+
+// awaitRunning returns when the guest runs.
+func (m *qmp) awaitRunning() error {
+	answer, err := m.call("query-status", nil)
+	if err != nil {
+		return err
+	}
+	var state struct {
+		Running bool `json:"running"`
+	}
+	if err := json.Unmarshal(answer, &state); err != nil || state.Running {
+		return err
+	}
+	for {
+		var event struct {
+			Event string `json:"event"`
+		}
+		if err := m.in.Decode(&event); err != nil {
+			return fmt.Errorf("qemu: wait for the guest to run: %w", err)
+		}
+		if event.Event == "RESUME" {
+			return nil
+		}
+	}
+}
 
 func (m *qmp) call(command string, arguments any) (json.RawMessage, error) {
 	request := map[string]any{"execute": command}

@@ -56,12 +56,16 @@ func (b *bench) measureRival(ctx context.Context, name string, find func(SceneCo
 		return err
 	}
 	var ready, command, private []float64
+	var c course
 	for i := range b.config.Rounds + 1 {
 		m, err := s.restore(ctx)
 		if err != nil {
 			return err
 		}
 		if i > 0 {
+			c.step("monitor", ms(m.started))
+			c.step("guest agent, identity", ms(m.ready-m.started))
+			c.step("first command", ms(m.command-m.ready))
 			ready, command = append(ready, ms(m.ready)), append(command, ms(m.command))
 			private = append(private, float64(m.private)/(1<<20))
 		}
@@ -69,6 +73,7 @@ func (b *bench) measureRival(ctx context.Context, name string, find func(SceneCo
 	b.row(name+"_restore", CMS, ready)
 	b.row(name+"_first_command", CMS, command)
 	b.row(name+"_private", MiB, private)
+	b.phases = append(b.phases, c.breakdown(name+" restore"))
 	return nil
 }
 
@@ -88,7 +93,6 @@ func (s *stable) prepare(ctx context.Context) error {
 		return err
 	}
 	return s.with(ctx, "", func(dir string, agent *client.Client, _ int) error {
-		// Not await: its questions would take the processor from a guest that boots.
 		booting, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		if _, err := agent.WaitReady(booting); err != nil {
@@ -108,10 +112,12 @@ func (s *stable) prepare(ctx context.Context) error {
 	})
 }
 
-// restored is one sample.
+// restored is one sample: the time from the start of the process until the
+// monitor says that the guest runs, until the new identity is confirmed, and until
+// a first command has ended.
 type restored struct {
-	ready, command time.Duration
-	private        int64
+	started, ready, command time.Duration
+	private                 int64
 }
 
 // restore starts a process from what was saved. Ready is what it is for ours: the
@@ -119,9 +125,7 @@ type restored struct {
 func (s *stable) restore(ctx context.Context) (r restored, err error) {
 	var begin time.Time
 	err = s.with(ctx, s.saved(), func(_ string, agent *client.Client, pid int) error {
-		if err := await(ctx, agent); err != nil {
-			return err
-		}
+		r.started = time.Since(begin)
 		if err := renew(ctx, agent); err != nil {
 			return err
 		}
@@ -203,31 +207,61 @@ const consoleLog = "console.log"
 // patience bounds the wait for a rival's guest.
 const patience = 5 * time.Minute
 
-// attempts is how many times a guest agent may be asked at once, and interval the
-// time between one and the next.
-const (
-	attempts = 16
-	interval = 5 * time.Millisecond
-)
-
-// await asks a guest agent until it answers. A connection that is made while the
-// guest is not there yet may never be answered. So that a restore does not look
-// longer than it is, asking again does not wait for such a one to fail.
-func await(ctx context.Context, agent *client.Client) error {
+// awaitFile waits until a process has made its socket.
+func awaitFile(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s was not made: %w", filepath.Base(path), ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// attempts is how many times a guest agent may be asked at once, interval the
+// time between one and the next, and firstLimit how long the first ones wait for
+// an answer.
+const (
+	attempts   = 16
+	interval   = 5 * time.Millisecond
+	firstLimit = attempts * interval
+)
+
+// renew gives the guest a new identity as machine.Renew does, in the first request
+// that its guest agent gets. A connection that is made before the guest has reset
+// its old ones may never be answered. So that a restore does not look longer than
+// it is, asking again does not wait for such a one to fail, and the first ones fail
+// soon; and so that questions do not cost the guest much, there is time between
+// them.
+func renew(ctx context.Context, agent *client.Client) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel() // ends what is still open when one has answered
+	id := machine.NewIdentity("clone", machine.TimeHost)
+	ask := func(limit time.Duration) error {
+		try, done := context.WithTimeout(ctx, limit)
+		defer done()
+		_, err := agent.Renew(try, client.Identity{
+			Generation: id.Generation,
+			Entropy:    make([]byte, 64),
+			Hostname:   id.Hostname,
+			MachineID:  id.MachineID,
+			BootID:     true,
+			WallClock:  time.Now,
+		})
+		return err
+	}
 	last := errors.New("not asked")
-	answers, open := make(chan error, attempts), 0
-	// What is still open when one has answered ends with ctx.
+	answers, open, asked := make(chan error, attempts), 0, 0
 	for {
 		if open < attempts {
-			open++
-			go func() {
-				try, done := context.WithTimeout(ctx, 5*time.Second)
-				defer done()
-				_, err := agent.Ping(try)
-				answers <- err
-			}()
+			limit := firstLimit << min(asked/attempts, 4)
+			open, asked = open+1, asked+1
+			go func() { answers <- ask(limit) }()
 		}
 		select {
 		case err := <-answers:
@@ -241,20 +275,6 @@ func await(ctx context.Context, agent *client.Client) error {
 			return fmt.Errorf("guest agent does not answer: %w", last)
 		}
 	}
-}
-
-// renew gives the guest a new identity as machine.Renew does.
-func renew(ctx context.Context, agent *client.Client) error {
-	id := machine.NewIdentity("clone", machine.TimeHost)
-	_, err := agent.Renew(ctx, client.Identity{
-		Generation: id.Generation,
-		Entropy:    make([]byte, 64),
-		Hostname:   id.Hostname,
-		MachineID:  id.MachineID,
-		BootID:     true,
-		WallClock:  time.Now,
-	})
-	return err
 }
 
 // connectPort asks for a guest's port at a Unix socket and reads the answer's
