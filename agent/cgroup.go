@@ -197,6 +197,14 @@ func (g *cgroup) oomKills() int {
 	return flatKey(b, "oom_kill")
 }
 
+// peakMemory returns the most memory in bytes that the group had at once, 0 if the
+// kernel does not say.
+func (g *cgroup) peakMemory() int64 {
+	b, _ := os.ReadFile(filepath.Join(g.dir, "memory.peak"))
+	n, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return n
+}
+
 // close gives the group up. Processes in it go on.
 func (g *cgroup) close() {
 	g.fd.Close()

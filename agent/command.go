@@ -24,6 +24,7 @@ type command struct {
 	argv, env  []string
 	dir        string
 	credential *syscall.Credential // nil: as the agent
+	limits     []limit
 }
 
 // refusal is a command that cannot be invoked: the request was fine, the
@@ -54,6 +55,13 @@ func resolve(r proto.ExecRequest) (command, error) {
 		}
 		c.credential = &syscall.Credential{Uid: who.uid, Gid: who.gid, Groups: who.groups}
 	}
+	if err := c.addGroups(r.Groups); err != nil {
+		return c, err
+	}
+	var err error
+	if c.limits, err = resolveLimits(r.Limits); err != nil {
+		return c, err
+	}
 	c.env = environment(r, who)
 	if err := checkStrings(c); err != nil {
 		return c, err
@@ -62,6 +70,21 @@ func resolve(r proto.ExecRequest) (command, error) {
 		return c, err
 	}
 	return c, c.findPath()
+}
+
+// addGroups adds supplementary groups to those of the user.
+func (c *command) addGroups(names []string) error {
+	for _, name := range names {
+		gid, err := lookupGroup(name)
+		if err != nil {
+			return refuse(proto.ExitNotExecutable, proto.CodeUserNotFound, "%s", asError(err).Message)
+		}
+		if c.credential == nil {
+			c.credential = &syscall.Credential{Uid: uint32(os.Getuid()), Gid: uint32(os.Getgid())}
+		}
+		c.credential.Groups = append(c.credential.Groups, gid)
+	}
+	return nil
 }
 
 // environment is the default one with the request's entries over it; the last
@@ -191,7 +214,10 @@ func checkProgram(path, name string) error {
 // found nothing wrong with.
 func startError(c command, err error) error {
 	name := c.argv[0]
+	var typed *proto.Error
 	switch {
+	case errors.As(err, &typed):
+		return typed
 	case errors.Is(err, syscall.E2BIG):
 		return refuse(proto.ExitNotExecutable, proto.CodeArgumentTooLong,
 			"arguments and environment have %d bytes together, more than this guest takes (a quarter of the stack limit, usually 2 MiB)", stringBytes(c))

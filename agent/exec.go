@@ -279,7 +279,7 @@ func (x *execution) result(e exitStatus, timedOut bool) proto.ExecResult {
 		r.ExitCode = proto.ExitTimeout
 	}
 	if g := x.process.group; g != nil {
-		r.OOMKilled = g.oomKills() > 0
+		r.OOMKilled, r.PeakMemoryBytes = g.oomKills() > 0, g.peakMemory()
 		g.close()
 	}
 	if p := x.stdout; p != nil {

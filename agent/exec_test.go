@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -125,6 +127,48 @@ func TestExecAsUser(t *testing.T) {
 		if r.ExitCode != 0 || strings.TrimSpace(o.stdout.String()) != want {
 			t.Errorf("%s: got %q (exit code %d, %v, %s), want %q", user, &o.stdout, r.ExitCode, r.Error, &o.stderr, want)
 		}
+	}
+}
+
+func TestExecLimits(t *testing.T) {
+	testkit.RequireRoot(t)
+	g := start(t, agent.Config{})
+	r, o := g.run(t, client.Command{
+		Args: []string{"sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -c; ulimit -f; sh -c 'ulimit -Sn'"},
+		Limits: []client.ResourceLimit{{Name: "nofile", Soft: 100, Hard: 200}, {Name: "core", Soft: 0, Hard: 0}, {Name: "fsize", Soft: client.Unlimited, Hard: client.Unlimited}},
+	})
+	if r.ExitCode != 0 || o.stdout.String() != "100\n200\n0\nunlimited\n100\n" {
+		t.Errorf("got %+v (%v), limits %q", r, r.Error, &o.stdout)
+	}
+	for range 20 {
+		if r, o := g.run(t, client.Command{Args: []string{"sh", "-c", "ulimit -n"}, Limits: []client.ResourceLimit{{Name: "nofile", Soft: 64, Hard: 64}}}); r.ExitCode != 0 || o.stdout.String() != "64\n" {
+			t.Fatalf("got %+v, %q", r, &o.stdout)
+		}
+	}
+	for name, limit := range map[string]client.ResourceLimit{
+		"no such":    {Name: "luck", Soft: 1, Hard: 1},
+		"soft above": {Name: "nofile", Soft: 2, Hard: 1},
+		"negative":   {Name: "nofile", Soft: -2, Hard: -2},
+	} {
+		_, err := g.Exec(context.Background(), client.Command{Args: []string{"true"}, Limits: []client.ResourceLimit{limit}})
+		if !errors.Is(err, &client.Error{Code: proto.CodeInvalidRequest}) {
+			t.Errorf("%s: error %v, want invalid_request", name, err)
+		}
+	}
+}
+
+func TestExecGroups(t *testing.T) {
+	testkit.RequireRoot(t)
+	g := start(t, agent.Config{})
+	for user, want := range map[string]string{"nobody": "65534 12 8\n", "1234:5": "5 12 8\n", "": "0 12 8\n"} {
+		r, o := g.run(t, client.Command{Args: []string{"id", "-G"}, User: user, Groups: []string{"12", "8"}, Dir: "/"})
+		got := strings.Fields(o.stdout.String())
+		if slices.Sort(got[1:]); r.ExitCode != 0 || strings.Join(got, " ")+"\n" != want {
+			t.Errorf("user %q: got %+v, groups %q, want %q", user, r, got, want)
+		}
+	}
+	if r, _ := g.run(t, client.Command{Args: []string{"id"}, Groups: []string{"no-such-group"}}); r.ExitCode != 126 || r.Error.Code != proto.CodeUserNotFound {
+		t.Errorf("got %+v", r)
 	}
 }
 
@@ -347,7 +391,7 @@ func TestB9StuckCommandsDoNotHoldUpOthers(t *testing.T) {
 	unread, release := newUnread()
 	defer release()
 	hold(client.Command{Args: []string{"yes"}, Stdout: unread})
-	for range 50 {
+	for range 200 {
 		hold(client.Command{Args: []string{"sleep", "300"}})
 	}
 	begin := time.Now()
@@ -432,6 +476,18 @@ func TestB10Fidelity(t *testing.T) {
 		r, _ := g.run(t, client.Command{Args: []string{"sh", "-c", "cat b >&2 & cat a; wait"}, Dir: g.dir, Stdout: stdout, Stderr: stderr})
 		if [32]byte(stdout.Sum(nil)) != sums["a"] || [32]byte(stderr.Sum(nil)) != sums["b"] {
 			t.Error("streams differ from what was written")
+		}
+		if r.StdoutBytes != size || r.StderrBytes != size {
+			t.Errorf("counted %d and %d bytes, want %d", r.StdoutBytes, r.StderrBytes, size)
+		}
+	})
+	t.Run("200 MiB through each stream", func(t *testing.T) {
+		const size = 200 << 20
+		want, stdout, stderr := sha256.New(), sha256.New(), sha256.New()
+		input := io.TeeReader(io.LimitReader(mathrand.NewChaCha8([32]byte{}), size), want)
+		r, _ := g.run(t, client.Command{Args: []string{"tee", "/dev/stderr"}, Stdin: input, Stdout: stdout, Stderr: stderr})
+		if sum := string(want.Sum(nil)); string(stdout.Sum(nil)) != sum || string(stderr.Sum(nil)) != sum {
+			t.Error("streams differ from what was sent")
 		}
 		if r.StdoutBytes != size || r.StderrBytes != size {
 			t.Errorf("counted %d and %d bytes, want %d", r.StdoutBytes, r.StderrBytes, size)
@@ -570,8 +626,8 @@ func TestE7OutOfMemoryIsReported(t *testing.T) {
 	}
 	os.WriteFile(filepath.Join(g.cgroup, "memory.swap.max"), []byte("0"), 0)
 	r, _ := g.run(t, client.Command{Args: []string{"sh", "-c", `x=x; while :; do x=$x$x; done`}})
-	if !r.OOMKilled || r.Signal != 9 {
-		t.Errorf("got %+v, want an out-of-memory kill", r)
+	if !r.OOMKilled || r.Signal != 9 || r.PeakMemoryBytes < 16<<20 || r.PeakMemoryBytes > 32<<20 {
+		t.Errorf("got %+v, want an out-of-memory kill at 32 MiB", r)
 	}
 	if r, o := g.sh(t, "echo ok"); r.OOMKilled || o.stdout.String() != "ok\n" {
 		t.Errorf("afterwards: %+v, %q", r, &o.stdout)

@@ -66,36 +66,45 @@ func (p *process) start(c command, files []uintptr, terminal bool) error {
 	}
 	var err error
 	p.pid, p.exit, err = p.agent.reaper.start(func() (int, *exitStatus, error) {
-		if !p.agent.protected {
+		if !p.agent.protected && len(c.limits) == 0 {
 			pid, err := syscall.ForkExec(c.path, c.argv, attr)
 			return pid, nil, err
 		}
-		pid, ended, err := startUnprotected(c, attr)
-		if errors.Is(err, syscall.EPERM) {
-			// Tracing may be forbidden in this guest (Yama). Then the command
-			// runs a moment with our protection.
-			attr.Sys.Ptrace = false
-			if pid, err = syscall.ForkExec(c.path, c.argv, attr); err == nil {
-				unprotect(pid)
-				p.unprotectDescendants()
-			}
+		pid, ended, err := p.startStopped(c, attr)
+		if !errors.Is(err, errNotTraced) {
+			return pid, ended, err
 		}
-		return pid, ended, err
+		if len(c.limits) > 0 {
+			return 0, nil, failure(proto.CodeUnsupported, "resource limits cannot be set in this guest, which forbids tracing")
+		}
+		// The command runs a moment with our protection.
+		attr.Sys.Ptrace = false
+		if pid, err = syscall.ForkExec(c.path, c.argv, attr); err == nil {
+			unprotect(pid)
+			p.unprotectDescendants()
+		}
+		return pid, nil, err
 	})
 	return err
 }
 
-// startUnprotected starts a command whose out-of-memory score is the normal one
-// from its first instruction on, although it inherits ours: the command stops
-// where a traced process stops after execve, gets its score and goes on.
+// errNotTraced: tracing is forbidden in this guest (Yama).
+var errNotTraced = errors.New("tracing is forbidden")
+
+// startStopped starts a command whose out-of-memory score is the normal one and
+// whose limits hold from its first instruction on, although it inherits ours: the
+// command stops where a traced process stops after execve, gets them and goes on.
 // Writing the score later would leave the command, or a child that it has had
 // by then, protected from the kernel's choice for ever.
-func startUnprotected(c command, attr *syscall.ProcAttr) (int, *exitStatus, error) {
+func (p *process) startStopped(c command, attr *syscall.ProcAttr) (int, *exitStatus, error) {
 	// The tracer is a thread, not a process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	attr.Sys.Ptrace = true
 	pid, err := syscall.ForkExec(c.path, c.argv, attr)
+	if errors.Is(err, syscall.EPERM) {
+		return 0, nil, errNotTraced
+	}
 	if err != nil {
 		return 0, nil, err
 	}
@@ -108,7 +117,14 @@ func startUnprotected(c command, attr *syscall.ProcAttr) (int, *exitStatus, erro
 		ended := toExit(ws)
 		return pid, &ended, nil
 	}
-	unprotect(pid)
+	if p.agent.protected {
+		unprotect(pid)
+	}
+	if err := setLimits(pid, c.limits); err != nil {
+		syscall.Kill(pid, syscall.SIGKILL)
+		_, _ = wait4(pid, &ws, 0) // it was ours alone
+		return 0, nil, err
+	}
 	if err := syscall.PtraceDetach(pid); err != nil {
 		// Killed since then; its end is still to be waited for.
 		syscall.Kill(pid, syscall.SIGKILL)

@@ -104,7 +104,9 @@ func (s *session) serve() (result any, err error) {
 	return s.dispatch()
 }
 
-func features() []string { return []string{proto.FeatureTerminal, proto.FeatureDetach} }
+func features() []string {
+	return []string{proto.FeatureTerminal, proto.FeatureDetach, proto.FeatureLimits}
+}
 
 func (s *session) handshake() error {
 	h, err := s.wire.Next()

@@ -43,6 +43,16 @@ func lookupAccount(spec string) (account, error) {
 	return resolveAccount(spec, passwd, group)
 }
 
+// lookupGroup resolves a group's name or number.
+func lookupGroup(name string) (uint32, error) {
+	group, err := openOptional("/etc/group")
+	if err != nil {
+		return 0, err
+	}
+	defer group.Close()
+	return findGroup(group, name)
+}
+
 func openOptional(path string) (io.ReadCloser, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

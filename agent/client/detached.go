@@ -63,7 +63,7 @@ func (c *Client) Detach(ctx context.Context, cmd Command) (Detached, error) {
 	request.Stdout, request.Stderr = proto.OutputStream, proto.OutputStream
 	var status commandStatus
 	err := c.ask(ctx, proto.OpExec, proto.Request{
-		OperationID: cmd.OperationID, Generation: c.cfg.Generation, Requires: []string{proto.FeatureDetach},
+		OperationID: cmd.OperationID, Generation: c.cfg.Generation, Requires: append(cmd.requires(), proto.FeatureDetach),
 	}, request, &status)
 	return detached(status.CommandStatus, status.Result), err
 }

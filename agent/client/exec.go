@@ -31,6 +31,10 @@ type Command struct {
 	Dir string
 	// User is "name", "uid", "name:group" or "uid:gid"; empty: root.
 	User string
+	// Groups are supplementary groups in addition to the user's.
+	Groups []string
+	// Limits of the command's resources, see setrlimit(2).
+	Limits []ResourceLimit
 	// Terminal, if set, gives the command a terminal of this size: Stdin is what
 	// is typed, Stdout gets what it shows, Stderr nothing.
 	Terminal *TerminalSize
@@ -61,6 +65,13 @@ type Command struct {
 	OperationID string
 }
 
+// ResourceLimit limits a resource. Name is that of setrlimit(2), in lower case
+// without RLIMIT_: "nofile". Unlimited is no limit.
+type ResourceLimit = proto.ResourceLimit
+
+// Unlimited is no limit.
+const Unlimited = proto.Unlimited
+
 // TerminalSize is the size of a terminal in characters.
 type TerminalSize struct{ Rows, Columns uint16 }
 
@@ -72,6 +83,9 @@ type Result struct {
 	Signal    int  `json:"signal,omitempty"`
 	TimedOut  bool `json:"timed_out"`
 	OOMKilled bool `json:"oom_killed"`
+	// PeakMemoryBytes is the most memory that the command and its descendants had
+	// at once, file cache included; 0 if the guest does not know.
+	PeakMemoryBytes int64 `json:"peak_memory_bytes,omitempty"`
 	// The streams: whether a limit cut them, bytes sent and bytes dropped.
 	StdoutTruncated bool  `json:"stdout_truncated"`
 	StderrTruncated bool  `json:"stderr_truncated"`
@@ -154,14 +168,12 @@ func (c *Client) Start(ctx context.Context, cmd Command) (*Process, error) {
 // one with an OperationID like any other, and refuses to run it twice.
 func (c *Client) beginExec(ctx context.Context, cmd Command, request proto.ExecRequest, queues map[uint16]*proto.Queue) (*call, error) {
 	envelope := proto.Request{OperationID: cmd.OperationID, Generation: c.cfg.Generation}
-	if cmd.Terminal != nil {
-		envelope.Requires = []string{proto.FeatureTerminal}
-	}
+	envelope.Requires = cmd.requires()
 	if cmd.OperationID == "" || cmd.Terminal != nil {
 		return c.begin(ctx, proto.OpExec, envelope, request, queues)
 	}
 	detached, plain := envelope, request
-	detached.Requires = append(detached.Requires, proto.FeatureDetach)
+	detached.Requires = append(cmd.requires(), proto.FeatureDetach)
 	request.Detach, request.Follow = true, true
 	k, err := c.begin(ctx, proto.OpExec, detached, request, queues)
 	if err == nil && !slices.Contains(k.features, proto.FeatureDetach) {
@@ -171,10 +183,21 @@ func (c *Client) beginExec(ctx context.Context, cmd Command, request proto.ExecR
 	return k, err
 }
 
+// requires are the features without which the guest agent would run something else.
+func (cmd Command) requires() (features []string) {
+	if cmd.Terminal != nil {
+		features = append(features, proto.FeatureTerminal)
+	}
+	if len(cmd.Groups) > 0 || len(cmd.Limits) > 0 {
+		features = append(features, proto.FeatureLimits)
+	}
+	return features
+}
+
 func (cmd Command) request() (proto.ExecRequest, map[uint16]io.Writer) {
 	r := proto.ExecRequest{
 		Args: proto.Texts(cmd.Args), Env: proto.Texts(cmd.Env), ClearEnv: cmd.ClearEnv,
-		Dir: proto.Text(cmd.Dir), User: cmd.User, Stdin: cmd.Stdin != nil,
+		Dir: proto.Text(cmd.Dir), User: cmd.User, Groups: cmd.Groups, Limits: cmd.Limits, Stdin: cmd.Stdin != nil,
 		StdoutLimit: cmd.StdoutLimit, StderrLimit: cmd.StderrLimit,
 	}
 	if cmd.Timeout > 0 {

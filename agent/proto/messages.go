@@ -71,6 +71,22 @@ const FeatureTerminal = "terminal"
 // without it would kill the command with its connection.
 const FeatureDetach = "detach"
 
+// FeatureLimits must be required by a request with Groups or Limits, which an agent
+// without it would not apply.
+const FeatureLimits = "limits"
+
+// ResourceLimit is one of setrlimit(2).
+type ResourceLimit struct {
+	// Name is that of the resource, in lower case without RLIMIT_: nofile.
+	Name string `json:"name"`
+	// Soft and Hard are in the resource's unit; Unlimited: none.
+	Soft int64 `json:"soft"`
+	Hard int64 `json:"hard"`
+}
+
+// Unlimited is no limit.
+const Unlimited = -1
+
 // TerminalSize is the size of a terminal in characters.
 type TerminalSize struct {
 	Rows    uint16 `json:"rows"`
@@ -113,6 +129,11 @@ type ExecRequest struct {
 	StderrLimit int64 `json:"stderr_limit,omitempty"`
 	// TimeoutMS ends the command and all its descendants. 0: no timeout.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	// Groups are supplementary groups in addition to the user's, by name or number.
+	// Needs FeatureLimits.
+	Groups []string `json:"groups,omitempty"`
+	// Limits of the command's resources. Needs FeatureLimits.
+	Limits []ResourceLimit `json:"limits,omitempty"`
 	// Detach: the command belongs to no connection and is known by its operation
 	// id, which it must have. Its output is kept, to a limit. A request whose id
 	// is that of such a command starts nothing: it is about that command. Needs
@@ -218,6 +239,10 @@ type ExecResult struct {
 	// OOMKilled: the kernel killed one of the command's processes for want of
 	// memory. Always false without a memory cgroup.
 	OOMKilled bool `json:"oom_killed"`
+	// PeakMemoryBytes is the most memory that the command and its descendants had
+	// at once, file cache included. 0: not known, without a memory cgroup or
+	// before Linux 5.19.
+	PeakMemoryBytes int64 `json:"peak_memory_bytes,omitempty"`
 	// Bytes that the command wrote and that were sent, and those dropped
 	// because of a limit.
 	StdoutBytes     int64 `json:"stdout_bytes"`

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -30,6 +31,9 @@ type commandFlags struct {
 	env         []string
 	dir         string
 	user        string
+	groups      []string
+	ulimits     []string
+	limits      []client.ResourceLimit // made of ulimits by check
 	timeout     time.Duration
 	limit       output.Bytes
 }
@@ -41,6 +45,8 @@ func (c *commandFlags) add(f *pflag.FlagSet) {
 	f.StringArrayVarP(&c.env, "env", "e", nil, "set NAME=VALUE, or NAME from this environment")
 	f.StringVarP(&c.dir, "workdir", "w", "", "working directory")
 	f.StringVarP(&c.user, "user", "u", "", "user: name or number, with :group if wanted")
+	f.StringArrayVar(&c.groups, "group-add", nil, "one more group for the user: name or number")
+	f.StringArrayVar(&c.ulimits, "ulimit", nil, "limit a resource: NAME=SOFT[:HARD], such as nofile=1024:4096")
 	f.DurationVar(&c.timeout, "timeout", 0, "kill the command and its descendants after this time; the exit code is 124 then")
 	f.Var(&c.limit, "output-limit", "with -o json: how much of each stream is kept")
 }
@@ -55,12 +61,41 @@ func (c *commandFlags) check(a *app) error {
 	if c.timeout < 0 {
 		return usagef("--timeout %v is negative", c.timeout)
 	}
+	for _, u := range c.ulimits {
+		l, err := parseLimit(u)
+		if err != nil {
+			return err
+		}
+		c.limits = append(c.limits, l)
+	}
 	return nil
+}
+
+// parseLimit reads NAME=SOFT[:HARD], as docker does. What a name means is the
+// guest's business.
+func parseLimit(s string) (l client.ResourceLimit, err error) {
+	name, values, _ := strings.Cut(s, "=")
+	soft, hard, both := strings.Cut(values, ":")
+	if !both {
+		hard = soft
+	}
+	l.Name = name
+	for _, v := range []struct {
+		text string
+		to   *int64
+	}{{soft, &l.Soft}, {hard, &l.Hard}} {
+		if v.text == "unlimited" {
+			*v.to = client.Unlimited
+		} else if *v.to, err = strconv.ParseInt(v.text, 10, 64); err != nil || *v.to < client.Unlimited {
+			return l, usagef("--ulimit %q is not NAME=SOFT[:HARD]", s)
+		}
+	}
+	return l, nil
 }
 
 // command is the client's form of a command line.
 func (a *app) command(c *commandFlags, argv []string) client.Command {
-	cmd := client.Command{Args: argv, Dir: c.dir, User: c.user, Timeout: c.timeout}
+	cmd := client.Command{Args: argv, Dir: c.dir, User: c.user, Groups: c.groups, Limits: c.limits, Timeout: c.timeout}
 	for _, e := range c.env {
 		if !strings.Contains(e, "=") {
 			value := a.User.Getenv(e)
@@ -348,8 +383,9 @@ type resultView struct {
 	StdoutDropped   int64 `json:"stdout_dropped_bytes"`
 	StderrDropped   int64 `json:"stderr_dropped_bytes"`
 
-	DurationMS int64          `json:"duration_ms"`
-	Error      *failure.Error `json:"error"`
+	DurationMS      int64          `json:"duration_ms"`
+	PeakMemoryBytes int64          `json:"peak_memory_bytes,omitempty"`
+	Error           *failure.Error `json:"error"`
 }
 
 func viewOfResult(r client.Result) resultView {
@@ -357,7 +393,7 @@ func viewOfResult(r client.Result) resultView {
 		ExitCode: r.ExitCode, Signal: r.Signal, TimedOut: r.TimedOut, OOMKilled: r.OOMKilled,
 		StdoutTruncated: r.StdoutTruncated, StderrTruncated: r.StderrTruncated,
 		StdoutDropped: r.StdoutDropped, StderrDropped: r.StderrDropped,
-		DurationMS: r.DurationMS,
+		DurationMS: r.DurationMS, PeakMemoryBytes: r.PeakMemoryBytes,
 	}
 	if e := r.Error; e != nil {
 		v.Error = &failure.Error{Code: failure.Code(e.Code), Message: e.Message, Retryable: e.Retryable}
