@@ -32,6 +32,11 @@ type Config struct {
 	Cgroup string
 	// StateDir receives the file "generation". Empty: no such file.
 	StateDir string
+	// HooksDir has programs that a clone runs after its renewal and before its first
+	// command. Empty: none.
+	HooksDir string
+	// HooksTimeout bounds all of them together; 0: 30 s.
+	HooksTimeout time.Duration
 	// Identity renews what a clone has in common with its parent. Nil: renew is
 	// refused as unsupported. See NewIdentity.
 	Identity Identity
@@ -79,6 +84,9 @@ type Agent struct {
 func New(cfg Config) (*Agent, error) {
 	if cfg.MaxOperations == 0 {
 		cfg.MaxOperations = 1024
+	}
+	if cfg.HooksTimeout == 0 {
+		cfg.HooksTimeout = 30 * time.Second
 	}
 	if cfg.Log == nil {
 		cfg.Log = func(string) {}

@@ -134,7 +134,7 @@ func TestExecLimits(t *testing.T) {
 	testkit.RequireRoot(t)
 	g := start(t, agent.Config{})
 	r, o := g.run(t, client.Command{
-		Args: []string{"sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -c; ulimit -f; sh -c 'ulimit -Sn'"},
+		Args:   []string{"sh", "-c", "ulimit -Sn; ulimit -Hn; ulimit -c; ulimit -f; sh -c 'ulimit -Sn'"},
 		Limits: []client.ResourceLimit{{Name: "nofile", Soft: 100, Hard: 200}, {Name: "core", Soft: 0, Hard: 0}, {Name: "fsize", Soft: client.Unlimited, Hard: client.Unlimited}},
 	})
 	if r.ExitCode != 0 || o.stdout.String() != "100\n200\n0\nunlimited\n100\n" {

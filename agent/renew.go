@@ -50,22 +50,32 @@ func (a *Agent) renew(r proto.RenewRequest) (proto.RenewResult, error) {
 	n.do(proto.ItemMachineID, r.MachineID != "", func() error { return id.SetMachineID(r.MachineID) })
 	n.do(proto.ItemBootID, r.BootID, func() (err error) { n.bootID, err = id.RenewBootID(); return })
 	if !n.failed {
-		n.do(proto.ItemGeneration, true, func() error { return a.publish(r.Generation) })
+		a.publish(&n, r.Generation)
 	}
 	return proto.RenewResult{Items: n.items, BootID: n.bootID, TimeNS: time.Now().UnixNano()}, nil
 }
 
-// publish makes the generation known to requests and, through the state file,
-// to programs in the guest: it is replaced whole, so that a watch on the
-// directory sees one event and a reader never half a line.
-func (a *Agent) publish(generation string) error {
+// publish makes the generation known, first to programs in the guest through the
+// state file: it is replaced whole, so that a watch on the directory sees one event
+// and a reader never half a line. Then a clone runs its hooks, which a first boot
+// does not, nor the same renewal when it is repeated. Requests for the new generation
+// are taken last.
+func (a *Agent) publish(n *renewal, generation string) {
+	var err error
 	if a.cfg.StateDir != "" {
-		if err := replaceFile(filepath.Join(a.cfg.StateDir, "generation"), []byte(generation+"\n"), 0o444); err != nil {
-			return err
+		err = replaceFile(filepath.Join(a.cfg.StateDir, "generation"), []byte(generation+"\n"), 0o444)
+	}
+	if err == nil && a.generation != "" && a.generation != generation {
+		hooks := a.hooks()
+		n.do(proto.ItemHooks, len(hooks) > 0, func() error { return a.runHooks(hooks, generation) })
+		if n.failed {
+			err = errors.New("a hook failed")
 		}
 	}
-	a.generation = generation
-	return nil
+	n.do(proto.ItemGeneration, true, func() error { return err })
+	if err == nil {
+		a.generation = generation
+	}
 }
 
 // renewal collects the fate of each item.

@@ -111,6 +111,79 @@ func TestA3RenewFailsClosed(t *testing.T) {
 	})
 }
 
+// hook writes a program into a directory of hooks.
+func hook(t *testing.T, dir, name, script string, mode os.FileMode) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A clone runs its hooks after the renewal of all else and before its first
+// command, in the order of their names and once; a first boot does not.
+func TestHooks(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	g := start(t, agent.Config{Identity: &fakeIdentity{}, HooksDir: dir, StateDir: state})
+	ran := filepath.Join(g.dir, "ran")
+	hook(t, dir, "20-second", "sleep 1.3; echo second $FORKVM_GENERATION $(cat "+state+"/generation) >>"+ran, 0o755)
+	hook(t, dir, "10-first", "echo first >>"+ran, 0o755)
+	hook(t, dir, "30-not-executable", "echo no >>"+ran, 0o644)
+	hook(t, dir, "40-old~", "echo no >>"+ran, 0o755)
+	if r, err := g.WaitRenewed(context.Background(), identity(generationA)); err != nil || len(r.Items) != 6 {
+		t.Fatalf("first boot: %+v, %v", r, err)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("hooks run at the first boot")
+	}
+	// They may take longer than a host waits for an agent that does not answer.
+	r, err := g.WaitRenewed(context.Background(), identity(generationB))
+	if err != nil || r.Items[proto.ItemHooks].Status != proto.RenewDone {
+		t.Fatalf("got %+v, %v", r, err)
+	}
+	if _, err := g.Renew(context.Background(), identity(generationB)); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile(ran); string(b) != "first\nsecond "+generationB+" "+generationB+"\n" {
+		t.Errorf("hooks did %q", b)
+	}
+}
+
+// A hook that fails is a renewal that fails: the clone does not get its generation.
+func TestHooksFailClosed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		script string
+		want   string
+	}{
+		"exit code":      {"echo trying; echo no lease >&2; exit 3", "exit code 3: no lease"},
+		"too long":       {"sleep 300", "still running after 300ms"},
+		"no such loader": {"exit 0", "interpreter"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			g := start(t, agent.Config{Identity: &fakeIdentity{}, HooksDir: dir, HooksTimeout: 300 * time.Millisecond})
+			hook(t, dir, "10-fails", tt.script, 0o755)
+			hook(t, dir, "20-never", "touch "+g.dir+"/ran", 0o755)
+			if name == "no such loader" {
+				os.WriteFile(filepath.Join(dir, "10-fails"), []byte("#!/does/not/exist\n"), 0o755)
+			}
+			if _, err := g.Renew(context.Background(), identity(generationA)); err != nil {
+				t.Fatal(err)
+			}
+			_, err := g.Renew(context.Background(), identity(generationB))
+			var open *client.UnconfirmedError
+			if !errors.As(err, &open) || !strings.Contains(open.Items[proto.ItemHooks], tt.want) || open.Items[proto.ItemGeneration] == "" {
+				t.Errorf("error %v, want %q", err, tt.want)
+			}
+			if _, err := os.Stat(g.dir + "/ran"); err == nil {
+				t.Error("the next hook ran")
+			}
+			if info, err := g.Ping(context.Background()); err != nil || info.Generation != generationA {
+				t.Errorf("got %+v, %v", info, err)
+			}
+		})
+	}
+}
+
 func TestRenewRefusesNonsense(t *testing.T) {
 	g := start(t, agent.Config{Identity: &fakeIdentity{}})
 	for name, change := range map[string]func(*client.Identity){

@@ -37,7 +37,12 @@ type Config struct {
 
 // Client talks to one guest agent. It holds no connection between operations;
 // any number of goroutines may use it.
-type Client struct{ cfg Config }
+type Client struct {
+	cfg Config
+	// patience bounds how long a connection may take until the guest agent has
+	// said hello; 0: as long as the context allows.
+	patience time.Duration
+}
 
 // New returns a client. It does not connect.
 func New(cfg Config) *Client { return &Client{cfg: cfg} }
@@ -72,7 +77,7 @@ type call struct {
 	op   string
 	conn net.Conn
 	wire *proto.Conn
-	stop func() bool
+	stop func()
 
 	features []string // of the guest agent
 	started  bool
@@ -84,30 +89,54 @@ type call struct {
 // begin connects and sends the request in the first write, with the credit for
 // the streams that the operation is going to receive.
 func (c *Client) begin(ctx context.Context, op string, request proto.Request, params any, queues map[uint16]*proto.Queue) (*call, error) {
+	ctx, answered, stop := c.hurry(ctx)
 	conn, err := c.cfg.Dial(ctx)
 	if err != nil {
+		defer stop()
 		return nil, wrap(ctx, op, false, err)
 	}
 	frames, err := c.opening(op, request, params, queues)
 	if err != nil {
 		conn.Close()
+		stop()
 		return nil, err
 	}
 	k := &call{ctx: ctx, op: op, conn: conn, wire: proto.NewConn(conn), queues: queues}
-	k.stop = context.AfterFunc(ctx, func() { conn.Close() })
+	unwatch := context.AfterFunc(ctx, func() { conn.Close() })
+	k.stop = func() {
+		unwatch()
+		stop()
+	}
 	if err := k.wire.Write(frames); err != nil {
 		// The agent may have said why it closed the connection.
 		if said := k.hello(); said != nil {
 			err = said
 		}
+		err = k.wrap(err)
 		k.end()
-		return nil, k.wrap(err)
+		return nil, err
 	}
 	if err := k.hello(); err != nil {
+		err = k.wrap(err)
 		k.end()
-		return nil, k.wrap(err)
+		return nil, err
 	}
+	answered()
 	return k, nil
+}
+
+// hurry returns a context that ends with the client's patience, unless answered is
+// called before, and a function that frees what it takes.
+func (c *Client) hurry(parent context.Context) (ctx context.Context, answered, stop func()) {
+	if c.patience == 0 {
+		return parent, func() {}, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(parent)
+	timer := time.AfterFunc(c.patience, func() { cancel(context.DeadlineExceeded) })
+	return ctx, func() { timer.Stop() }, func() {
+		timer.Stop()
+		cancel(nil)
+	}
 }
 
 func (c *Client) opening(op string, request proto.Request, params any, queues map[uint16]*proto.Queue) ([]byte, error) {
@@ -294,18 +323,20 @@ func (c *Client) Ping(ctx context.Context) (Info, error) {
 // WaitReady pings until the guest agent answers. It gives up when ctx is done,
 // with the last failure, or at once when the agent answers with a refusal.
 func (c *Client) WaitReady(ctx context.Context) (info Info, err error) {
-	err = untilReached(ctx, func(ctx context.Context) error {
+	err = c.untilReached(ctx, func(c *Client) error {
 		info, err = c.Ping(ctx)
 		return err
 	})
 	return info, err
 }
 
-// untilReached repeats a request until the guest agent answers it.
-func untilReached(ctx context.Context, request func(context.Context) error) error {
-	pause, patience := time.Millisecond, time.Second
-	for {
-		err := once(ctx, patience, request)
+// untilReached repeats a request until the guest agent answers it. A connection made
+// while the guest's agent was not listening yet may never be answered, so it is given
+// up after a while; one that is answered may take its time.
+func (c *Client) untilReached(ctx context.Context, request func(*Client) error) error {
+	pause := time.Millisecond
+	for hurried := (&Client{cfg: c.cfg, patience: time.Second}); ; {
+		err := request(hurried)
 		var unreached *ConnectionError
 		var answered *Error
 		switch {
@@ -322,16 +353,8 @@ func untilReached(ctx context.Context, request func(context.Context) error) erro
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, 50*time.Millisecond)
-		patience = min(2*patience, 30*time.Second)
+		hurried.patience = min(2*hurried.patience, 30*time.Second)
 	}
-}
-
-// once bounds one attempt: a connection made while the guest's agent was not
-// listening yet may never be answered.
-func once(ctx context.Context, patience time.Duration, request func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	return request(ctx)
 }
 
 // Shutdown begins the orderly end of the guest and returns who brings it about.

@@ -92,7 +92,7 @@ func (r *renewRequest) MarshalJSON() ([]byte, error) {
 // asked until it answers, or ctx is done. The renewal is the first thing that the
 // agent hears, which spares a clone the round trip of a ping.
 func (c *Client) WaitRenewed(ctx context.Context, id Identity) (r Renewal, err error) {
-	err = untilReached(ctx, func(ctx context.Context) error {
+	err = c.untilReached(ctx, func(c *Client) error {
 		r, err = c.Renew(ctx, id)
 		return err
 	})
@@ -117,6 +117,8 @@ func confirm(r proto.RenewRequest, result proto.RenewResult) error {
 	need(proto.ItemHostname, r.Hostname != "", proto.RenewDone)
 	need(proto.ItemMachineID, r.MachineID != "", proto.RenewDone, proto.RenewAbsent)
 	need(proto.ItemBootID, r.BootID, proto.RenewDone)
+	_, hooks := result.Items[proto.ItemHooks]
+	need(proto.ItemHooks, hooks, proto.RenewDone)
 	if len(open) > 0 {
 		return &UnconfirmedError{Items: open}
 	}

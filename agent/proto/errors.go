@@ -47,6 +47,11 @@ const (
 	// ExecResult.
 	CodeInputCut = "input_cut"
 
+	// Sockets.
+	CodeConnectionRefused = "connection_refused"
+	CodeConnectionReset   = "connection_reset"
+	CodeUnreachable       = "address_unreachable"
+
 	// Files.
 	CodeFileNotFound     = "file_not_found"
 	CodeNotADirectory    = "not_a_directory"

@@ -16,6 +16,7 @@ const (
 	OpMove     = "move"
 	OpRenew    = "renew"
 	OpShutdown = "shutdown"
+	OpConnect  = "connect"
 
 	// With FeatureDetach.
 	OpAttach   = "attach"
@@ -328,6 +329,21 @@ type MoveRequest struct {
 	To   Text `json:"to"`
 }
 
+// ConnectRequest joins the connection with a socket on which a program in the guest
+// listens: the Stdin stream goes there, the Stdout stream comes from there.
+type ConnectRequest struct {
+	// Network is "unix", with a path as Address, or "tcp", with IP:PORT or :PORT,
+	// which is the loopback address.
+	Network string `json:"network"`
+	Address Text   `json:"address"`
+}
+
+// ConnectResult says how many bytes the program received and sent.
+type ConnectResult struct {
+	Received int64 `json:"received"`
+	Sent     int64 `json:"sent"`
+}
+
 // Kinds of files.
 const (
 	KindFile      = "file"
@@ -389,6 +405,8 @@ const (
 	ItemMachineID  = "machine_id"
 	ItemBootID     = "boot_id"
 	ItemGeneration = "generation"
+	// ItemHooks is there only if the guest has hooks. It comes before the generation.
+	ItemHooks = "hooks"
 )
 
 // What became of an item.

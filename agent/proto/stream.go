@@ -60,6 +60,13 @@ func (w *Window) Close() {
 	w.mu.Unlock()
 }
 
+// Closed tells whether the stream has been ended by Close.
+func (w *Window) Closed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.closed
+}
+
 // Queue is the receiving end of a stream: bytes that arrived and were not
 // consumed yet, never more than the size it grants. One goroutine pushes, one
 // pops.

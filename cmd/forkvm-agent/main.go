@@ -118,6 +118,7 @@ func guestConfig() agent.Config {
 	cfg := agent.Config{
 		Version:  version,
 		StateDir: initramfs.StateDir,
+		HooksDir: "/etc/forkvm/resume.d",
 		Identity: agent.NewIdentity(initramfs.StateDir),
 		Log:      log,
 	}

@@ -475,6 +475,13 @@ func (vm *fakeVM) Signal(_ context.Context, id string, signal int, all bool) (cl
 
 func (vm *fakeVM) Commands(context.Context) ([]client.Detached, error) { return fakeCommands, nil }
 
+// Relay says where a connection would go.
+func (vm *fakeVM) Relay(_ context.Context, conn client.HalfConn, network, address string) error {
+	defer conn.Close()
+	_, err := fmt.Fprintf(conn, "%s %s of %s\n", network, address, vm.record.Name)
+	return err
+}
+
 func (vm *fakeVM) Put(_ context.Context, f client.File, r io.Reader) (int64, error) {
 	if f.Path == "/root" {
 		return 0, fmt.Errorf("put in guest: %w", &client.Error{Code: proto.CodeIsADirectory, Message: "/root is a directory"})

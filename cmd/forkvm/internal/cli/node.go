@@ -106,6 +106,8 @@ type Child struct {
 type Guest interface {
 	Commands
 	Files
+	// Relay connects conn with a socket in the guest.
+	Relay(ctx context.Context, conn client.HalfConn, network, address string) error
 }
 
 // Commands runs commands in a guest.
