@@ -42,11 +42,17 @@ func cgroupMount(mountinfo []byte) (string, bool) {
 	return "", false
 }
 
+// agentGroup is the agent's own group, beside those of commands.
+const agentGroup = "agent"
+
+// maxResident is the memory in bytes that the agent may need to answer.
+const maxResident = 16 << 20
+
 // Enclose moves this process into the group "agent" beside the commands'
 // groups, so that neither the guest's service manager nor a limit on the
 // commands touches it. dir is Config.Cgroup.
 func Enclose(dir string) error {
-	group := filepath.Join(dir, "agent")
+	group := filepath.Join(dir, agentGroup)
 	if err := os.MkdirAll(group, 0o755); err != nil {
 		return err
 	}
@@ -70,6 +76,11 @@ func openCgroups(dir string) (*cgroups, error) {
 	// hosts, which costs that flag and nothing else.
 	writeFile(filepath.Join(filepath.Dir(dir), "cgroup.subtree_control"), "+memory")
 	writeFile(filepath.Join(dir, "cgroup.subtree_control"), "+memory")
+	// The agent's own pages are not taken back when memory is short: it would answer
+	// in minutes then. A group has what its parent has, at most.
+	for _, group := range []string{dir, filepath.Join(dir, agentGroup)} {
+		writeFile(filepath.Join(group, "memory.min"), strconv.Itoa(maxResident))
+	}
 	c := &cgroups{dir: dir}
 	c.adopt()
 	return c, nil

@@ -106,12 +106,7 @@ func (c *commands) claim(id string, args []proto.Text, ids *operations) (d *deta
 	if d := c.findLocked(id); d != nil {
 		return d, false, nil
 	}
-	running := 0
-	for _, d := range c.list {
-		if !d.over() {
-			running++
-		}
-	}
+	running := c.runningLocked()
 	if running >= c.limit {
 		e := failure(proto.CodeTooManyOperations, "%d detached commands are running", running)
 		e.Retryable = true
@@ -129,6 +124,22 @@ func (c *commands) claim(id string, args []proto.Text, ids *operations) (d *deta
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	c.list = append(c.list, d)
 	return d, true, nil
+}
+
+func (c *commands) countRunning() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.runningLocked()
+}
+
+func (c *commands) runningLocked() int {
+	n := 0
+	for _, d := range c.list {
+		if !d.over() {
+			n++
+		}
+	}
+	return n
 }
 
 // drop forgets a command that could not be started.

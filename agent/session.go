@@ -181,6 +181,8 @@ func (s *session) dispatch() (any, error) {
 		return serveOp(s, s.signal)
 	case proto.OpCommands:
 		return serveOp(s, s.commands)
+	case proto.OpUsage:
+		return s.agent.usage(), nil
 	case proto.OpConnect:
 		return serveOp(s, s.connect)
 	case proto.OpRenew:

@@ -320,6 +320,15 @@ func (c *Client) Ping(ctx context.Context) (Info, error) {
 	}, nil
 }
 
+// Usage is what a guest uses, and how its guest agent is.
+type Usage = proto.UsageResult
+
+// Usage asks what the guest uses.
+func (c *Client) Usage(ctx context.Context) (u Usage, err error) {
+	err = c.simple(ctx, proto.OpUsage, nil, &u)
+	return u, err
+}
+
 // WaitReady pings until the guest agent answers. It gives up when ctx is done,
 // with the last failure, or at once when the agent answers with a refusal.
 func (c *Client) WaitReady(ctx context.Context) (info Info, err error) {

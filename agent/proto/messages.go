@@ -17,6 +17,7 @@ const (
 	OpRenew    = "renew"
 	OpShutdown = "shutdown"
 	OpConnect  = "connect"
+	OpUsage    = "usage"
 
 	// With FeatureDetach.
 	OpAttach   = "attach"
@@ -378,6 +379,49 @@ type PingResult struct {
 	TimeNS int64 `json:"time_ns"`
 	// Operations running now, this one not counted.
 	Operations int `json:"operations"`
+}
+
+// UsageResult is what a guest uses. What its kernel does not tell is 0.
+type UsageResult struct {
+	UptimeMS int64 `json:"uptime_ms"`
+	CPUs     int   `json:"cpus"`
+	// BusyMS is the time that all processors together were not idle, since boot.
+	BusyMS int64 `json:"busy_ms"`
+	// Load1 is the load average of the last minute, Tasks how many threads there are.
+	Load1  float64         `json:"load_1"`
+	Tasks  int             `json:"tasks"`
+	Memory MemoryUsage     `json:"memory"`
+	Root   FileSystemUsage `json:"root"`
+	Agent  AgentHealth     `json:"agent"`
+}
+
+// MemoryUsage is the guest's memory. Available is what programs could get.
+type MemoryUsage struct {
+	TotalBytes     int64 `json:"total_bytes"`
+	AvailableBytes int64 `json:"available_bytes"`
+	SwapTotalBytes int64 `json:"swap_total_bytes"`
+	SwapFreeBytes  int64 `json:"swap_free_bytes"`
+}
+
+// FileSystemUsage is a file system's space. Available is what users could get.
+type FileSystemUsage struct {
+	TotalBytes     int64 `json:"total_bytes"`
+	AvailableBytes int64 `json:"available_bytes"`
+}
+
+// AgentHealth is how the guest agent itself is.
+type AgentHealth struct {
+	Version       string `json:"version"`
+	ResidentBytes int64  `json:"resident_bytes"`
+	// Operations running now, this one not counted, and detached commands.
+	Operations int `json:"operations"`
+	Detached   int `json:"detached"`
+	// Protected: it is spared when memory runs out.
+	Protected bool `json:"protected"`
+	// Containment of commands, one of the Containment words, and whether memory is
+	// accounted for each.
+	Containment      string `json:"containment"`
+	MemoryController bool   `json:"memory_controller"`
 }
 
 // RenewRequest gives a clone an identity of its own. Absent members are left

@@ -240,17 +240,25 @@ func findRunning(ctx context.Context, n Node, ref string) (VM, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := isRunning(ctx, vm); err != nil {
+		return nil, err
+	}
+	return vm, nil
+}
+
+// isRunning returns why a VM's guest cannot be asked anything, or nil.
+func isRunning(ctx context.Context, vm VM) error {
 	st, err := vm.Status(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	switch st.State {
 	case node.Running:
-		return vm, nil
+		return nil
 	case node.Paused:
-		return nil, failure.New(failure.VMNotRunning, "vm %s is paused; resume it first", vm.Record().Name)
+		return failure.New(failure.VMNotRunning, "vm %s is paused; resume it first", vm.Record().Name)
 	}
-	return nil, failure.New(failure.VMNotRunning, "vm %s is %s", vm.Record().Name, viewOf(vm, st).condition())
+	return failure.New(failure.VMNotRunning, "vm %s is %s", vm.Record().Name, viewOf(vm, st).condition())
 }
 
 // runner runs a command, or accompanies one, with limits on its streams.

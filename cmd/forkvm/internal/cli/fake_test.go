@@ -475,6 +475,29 @@ func (vm *fakeVM) Signal(_ context.Context, id string, signal int, all bool) (cl
 
 func (vm *fakeVM) Commands(context.Context) ([]client.Detached, error) { return fakeCommands, nil }
 
+func (vm *fakeVM) Usage(context.Context) (client.Usage, error) {
+	return client.Usage{
+		UptimeMS: 90_000, CPUs: 2, BusyMS: 1500, Load1: 0.25, Tasks: 61,
+		Memory: proto.MemoryUsage{TotalBytes: 1 << 30, AvailableBytes: 768 << 20},
+		Root:   proto.FileSystemUsage{TotalBytes: 4 << 30, AvailableBytes: 1 << 30},
+		Agent:  proto.AgentHealth{Version: "1.2.3", ResidentBytes: 5 << 20, Protected: true, Containment: "cgroup", MemoryController: true},
+	}, nil
+}
+
+// WaitFor finds that files are missing.
+func (vm *fakeVM) WaitFor(_ context.Context, conditions ...client.Condition) error {
+	missing := &client.NotReadyError{}
+	for _, c := range conditions {
+		if c.Kind == client.ReadyFile {
+			missing.Missing = append(missing.Missing, client.Missing{Condition: c, Reason: "no such file"})
+		}
+	}
+	if len(missing.Missing) == 0 {
+		return nil
+	}
+	return missing
+}
+
 // Relay says where a connection would go.
 func (vm *fakeVM) Relay(_ context.Context, conn client.HalfConn, network, address string) error {
 	defer conn.Close()

@@ -106,6 +106,9 @@ type Child struct {
 type Guest interface {
 	Commands
 	Files
+	Usage(ctx context.Context) (client.Usage, error)
+	// WaitFor waits until the guest has reached some conditions.
+	WaitFor(ctx context.Context, conditions ...client.Condition) error
 	// Relay connects conn with a socket in the guest.
 	Relay(ctx context.Context, conn client.HalfConn, network, address string) error
 }

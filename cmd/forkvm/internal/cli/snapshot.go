@@ -17,13 +17,16 @@ import (
 
 func (a *app) snapshotVerbs() *cobra.Command {
 	var task string
+	var ready readyFlags
 	cmd := &cobra.Command{
-		Use:     "snapshot [flags] VM [NAME]",
-		Short:   "Freeze a running VM as a snapshot; the VM goes on",
-		Example: "  forkvm snapshot vm-1\n  forkvm snapshot vm-1 task-1 --task fix-the-parser\n  forkvm snapshot ls",
-		Args:    upTo("VM", "NAME"),
+		Use:   "snapshot [flags] VM [NAME]",
+		Short: "Freeze a running VM as a snapshot; the VM goes on",
+		Example: "  forkvm snapshot vm-1\n  forkvm snapshot vm-1 task-1 --task fix-the-parser\n" +
+			"  forkvm snapshot vm-1 task-1 --ready unit:postgresql --ready port:5432\n  forkvm snapshot ls",
+		Args: upTo("VM", "NAME"),
 	}
 	cmd.Flags().StringVar(&task, "task", "", "the task that it is for; noted in the snapshot")
+	ready.add(cmd.Flags())
 	take := a.onNode(func(ctx context.Context, n Node, args []string) error {
 		name := ""
 		if len(args) > 1 {
@@ -32,7 +35,18 @@ func (a *app) snapshotVerbs() *cobra.Command {
 				return failure.New(failure.InvalidArgument, "snapshot name %q: %w", name, err)
 			}
 		}
-		return a.takeSnapshot(ctx, n, args[0], name, task)
+		conditions, err := ready.parse()
+		if err != nil {
+			return err
+		}
+		vm, err := n.Find(args[0])
+		if err != nil {
+			return err
+		}
+		if err := ready.wait(ctx, vm, conditions); err != nil {
+			return err
+		}
+		return a.takeSnapshot(ctx, vm, name, task)
 	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -44,11 +58,7 @@ func (a *app) snapshotVerbs() *cobra.Command {
 	return a.withOutput(cmd)
 }
 
-func (a *app) takeSnapshot(ctx context.Context, n Node, ref, name, task string) error {
-	vm, err := n.Find(ref)
-	if err != nil {
-		return err
-	}
+func (a *app) takeSnapshot(ctx context.Context, vm VM, name, task string) error {
 	taken, err := vm.Snapshot(ctx, name, task)
 	if err != nil {
 		return err

@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/node"
+)
+
+// statsTimeout bounds how long a guest may take to answer.
+const statsTimeout = 10 * time.Second
+
+// statsView is what a VM uses, on the host and by its own account.
+type statsView struct {
+	Schema string  `json:"schema"`
+	VM     *vmName `json:"vm"`
+	// PrivateBytes is memory that the VM's process shares with nobody.
+	PrivateBytes int64          `json:"private_bytes"`
+	Guest        *client.Usage  `json:"guest,omitempty"`
+	Error        *failure.Error `json:"error,omitempty"`
+}
+
+func (a *app) statsVerb() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "stats [flags] [VM...]",
+		Short: "Show what VMs use now, and whether their guests answer",
+		Args:  cobra.ArbitraryArgs,
+	}
+	cmd.RunE = a.onNode(func(ctx context.Context, n Node, refs []string) error {
+		vms, failed := a.named(n, refs)
+		if len(refs) == 0 {
+			var err error
+			if vms, err = running(ctx, n); err != nil {
+				return err
+			}
+		}
+		views := make([]statsView, len(vms))
+		var asked sync.WaitGroup
+		for i, vm := range vms {
+			asked.Go(func() { views[i] = measure(ctx, vm) })
+		}
+		asked.Wait()
+		for _, v := range views {
+			if v.Error != nil && len(refs) > 0 {
+				failed = exitCode(exitFailure)
+			}
+		}
+		return errors.Join(show(a, statsList(views)), failed)
+	})
+	a.withTemplate(cmd)
+	return a.withOutput(cmd)
+}
+
+// named finds VMs, and complains of those that are not there.
+func (a *app) named(n Node, refs []string) (vms []VM, failed error) {
+	failed = a.each(refs, func(ref string) error {
+		vm, err := n.Find(ref)
+		if err == nil {
+			vms = append(vms, vm)
+		}
+		return err
+	})
+	return vms, failed
+}
+
+// running lists the VMs whose guests could answer.
+func running(ctx context.Context, n Node) ([]VM, error) {
+	all, err := n.List()
+	var vms []VM
+	for _, vm := range all {
+		if st, err := vm.Status(ctx); err == nil && st.State == node.Running {
+			vms = append(vms, vm)
+		}
+	}
+	return vms, err
+}
+
+// measure asks one VM. A guest that does not answer is a result.
+func measure(ctx context.Context, vm VM) statsView {
+	v := statsView{Schema: "forkvm/stats/v1", VM: nameOf(vm)}
+	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
+	defer cancel()
+	err := isRunning(ctx, vm)
+	if err == nil {
+		var usage client.Usage
+		if st, statusErr := vm.Status(ctx); statusErr == nil {
+			v.PrivateBytes = st.PrivateBytes
+		}
+		if usage, err = vm.Guest().Usage(ctx); err == nil {
+			v.Guest = &usage
+			return v
+		}
+	}
+	v.Error = explain(err)
+	return v
+}
+
+func statsList(views []statsView) output.List[statsView] {
+	return output.List[statsView]{
+		Header: []string{"NAME", "PRIVATE", "MEMORY", "DISK", "LOAD", "BUSY", "TASKS"},
+		Row: func(v statsView) []string {
+			g := v.Guest
+			if g == nil {
+				return []string{v.VM.Name, output.Size(v.PrivateBytes), string(v.Error.Code), "", "", "", ""}
+			}
+			used := func(total, available int64) string {
+				return output.Size(total-available) + " of " + output.Size(total)
+			}
+			return []string{
+				v.VM.Name, output.Size(v.PrivateBytes),
+				used(g.Memory.TotalBytes, g.Memory.AvailableBytes), used(g.Root.TotalBytes, g.Root.AvailableBytes),
+				fmt.Sprintf("%.2f", g.Load1), (time.Duration(g.BusyMS) * time.Millisecond).String(), strconv.Itoa(g.Tasks),
+			}
+		},
+		Name:  func(v statsView) string { return v.VM.Name },
+		Items: views,
+	}
+}
