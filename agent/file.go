@@ -19,10 +19,6 @@ func (s *session) put(r proto.PutRequest) (proto.FileResult, error) {
 	if r.Mode > 0o7777 {
 		return result, failure(proto.CodeInvalidRequest, "file mode 0%o has more than permission bits", r.Mode)
 	}
-	path, err := cleanPath(r.Path)
-	if err != nil {
-		return result, err
-	}
 	var owner *account
 	if r.User != "" {
 		who, err := lookupAccount(r.User)
@@ -31,7 +27,8 @@ func (s *session) put(r proto.PutRequest) (proto.FileResult, error) {
 		}
 		owner = &who
 	}
-	if err := s.enter(); err != nil {
+	path, err := s.enterAt(r.Path, cleanPath)
+	if err != nil {
 		return result, err
 	}
 	result.Bytes, err = s.replace(path, r.Mode, owner)
@@ -107,11 +104,8 @@ func syncDir(path string) error {
 // get sends a regular file.
 func (s *session) get(r proto.GetRequest) (proto.FileResult, error) {
 	var result proto.FileResult
-	path, err := cleanPath(r.Path)
+	path, err := s.enterAt(r.Path, cleanPath)
 	if err != nil {
-		return result, err
-	}
-	if err := s.enter(); err != nil {
 		return result, err
 	}
 	f, info, err := openRegular(path)
@@ -170,6 +164,15 @@ func describe(info fs.FileInfo) proto.FileInfo {
 		fi.Mode, fi.UID, fi.GID = st.Mode&0o7777, st.Uid, st.Gid
 	}
 	return fi
+}
+
+// enterAt begins an operation on a path that check accepts.
+func (s *session) enterAt(t proto.Text, check func(proto.Text) (string, error)) (string, error) {
+	path, err := check(t)
+	if err != nil {
+		return "", err
+	}
+	return path, s.enter()
 }
 
 func cleanPath(t proto.Text) (string, error) {

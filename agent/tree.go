@@ -12,11 +12,8 @@ import (
 
 // getTree sends what is below a directory as a tar stream.
 func (s *session) getTree(r proto.GetTreeRequest) (tree.Stats, error) {
-	dir, err := directoryPath(r.Path)
+	dir, err := s.enterAt(r.Path, directoryPath)
 	if err != nil {
-		return tree.Stats{}, err
-	}
-	if err := s.enter(); err != nil {
 		return tree.Stats{}, err
 	}
 	root, err := openRoot(dir)
@@ -38,11 +35,8 @@ func (s *session) getTree(r proto.GetTreeRequest) (tree.Stats, error) {
 // putTree unpacks a tar stream into a directory, which it makes if it is not
 // there. What had arrived before an error stays.
 func (s *session) putTree(r proto.PutTreeRequest) (tree.Stats, error) {
-	dir, err := directoryPath(r.Path)
+	dir, err := s.enterAt(r.Path, directoryPath)
 	if err != nil {
-		return tree.Stats{}, err
-	}
-	if err := s.enter(); err != nil {
 		return tree.Stats{}, err
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -85,6 +79,15 @@ func directoryPath(t proto.Text) (string, error) {
 		return "/", nil
 	}
 	return cleanPath(proto.Text(strings.TrimRight(string(t), "/")))
+}
+
+// removablePath accepts what directoryPath does, but not the root directory.
+func removablePath(t proto.Text) (string, error) {
+	path, err := directoryPath(t)
+	if err == nil && filepath.Clean(path) == "/" {
+		err = failure(proto.CodeInvalidRequest, "the root directory cannot be removed")
+	}
+	return path, err
 }
 
 // stat describes what has a name, not following a link.
@@ -134,14 +137,8 @@ func (s *session) list(r proto.ListRequest) (proto.ListResult, error) {
 // remove takes a file or, with Recursive, a tree away. What is not there is an
 // error, like for rm without -f.
 func (s *session) remove(r proto.RemoveRequest) (struct{}, error) {
-	path, err := directoryPath(r.Path)
+	path, err := s.enterAt(r.Path, removablePath)
 	if err != nil {
-		return struct{}{}, err
-	}
-	if filepath.Clean(path) == "/" {
-		return struct{}{}, failure(proto.CodeInvalidRequest, "the root directory cannot be removed")
-	}
-	if err := s.enter(); err != nil {
 		return struct{}{}, err
 	}
 	if _, err = os.Lstat(path); err == nil {
@@ -163,11 +160,8 @@ func (s *session) move(r proto.MoveRequest) (struct{}, error) {
 	if err != nil {
 		return struct{}{}, err
 	}
-	to, err := cleanPath(r.To)
+	to, err := s.enterAt(r.To, cleanPath)
 	if err != nil {
-		return struct{}{}, err
-	}
-	if err := s.enter(); err != nil {
 		return struct{}{}, err
 	}
 	if err := os.Rename(from, to); err != nil {

@@ -95,21 +95,7 @@ func (a *app) imageBuildVerb() *cobra.Command {
 }
 
 func (a *app) imageListVerb() *cobra.Command {
-	cmd := &cobra.Command{Use: "ls [flags]", Aliases: []string{"list"}, Short: "List images", Args: needs()}
-	cmd.RunE = a.onNode(func(_ context.Context, n Node, _ []string) error {
-		all, err := n.Images()
-		if err != nil {
-			return err
-		}
-		var views []imageView
-		for _, i := range all {
-			views = append(views, viewOfImage(i))
-		}
-		return show(a, a.imageList(views))
-	})
-	a.withQuiet(cmd, "print names only")
-	a.withTemplate(cmd)
-	return a.withOutput(cmd)
+	return namesVerb(a, "List images", Node.Images, viewOfImage, a.imageList)
 }
 
 func (a *app) imageList(views []imageView) output.List[imageView] {

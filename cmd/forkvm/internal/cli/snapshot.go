@@ -133,21 +133,7 @@ func damage(err error) *failure.Error {
 }
 
 func (a *app) snapshotListVerb() *cobra.Command {
-	cmd := &cobra.Command{Use: "ls [flags]", Aliases: []string{"list"}, Short: "List snapshots", Args: needs()}
-	cmd.RunE = a.onNode(func(_ context.Context, n Node, _ []string) error {
-		all, err := n.Snapshots()
-		if err != nil {
-			return err
-		}
-		var views []snapshotView
-		for _, s := range all {
-			views = append(views, viewOfSnapshot(s))
-		}
-		return show(a, a.snapshotList(views))
-	})
-	a.withQuiet(cmd, "print names only")
-	a.withTemplate(cmd)
-	return a.withOutput(cmd)
+	return namesVerb(a, "List snapshots", Node.Snapshots, viewOfSnapshot, a.snapshotList)
 }
 
 func (a *app) snapshotList(views []snapshotView) output.List[snapshotView] {
@@ -220,6 +206,25 @@ func (a *app) snapshotRemoveVerb() *cobra.Command {
 		})
 	cmd.Flags().StringVar(&dir, "from", "", "remove them from an archive directory instead")
 	return cmd
+}
+
+// namesVerb is a verb that lists things that have names.
+func namesVerb[T, V any](a *app, short string, all func(Node) ([]T, error), view func(T) V, list func([]V) output.List[V]) *cobra.Command {
+	cmd := &cobra.Command{Use: "ls [flags]", Aliases: []string{"list"}, Short: short, Args: needs()}
+	cmd.RunE = a.onNode(func(_ context.Context, n Node, _ []string) error {
+		things, err := all(n)
+		if err != nil {
+			return err
+		}
+		var views []V
+		for _, t := range things {
+			views = append(views, view(t))
+		}
+		return show(a, list(views))
+	})
+	a.withQuiet(cmd, "print names only")
+	a.withTemplate(cmd)
+	return a.withOutput(cmd)
 }
 
 // namedVerb is a verb that does one thing to each name that it is given, and
