@@ -38,13 +38,17 @@ func TestPort(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		fmt.Fprint(conn, text)
-		conn.(*net.TCPConn).CloseWrite()
+		go func() {
+			fmt.Fprint(conn, text)
+			conn.(*net.TCPConn).CloseWrite()
+		}()
 		if got, err := io.ReadAll(conn); err != nil || string(got) != text {
 			t.Errorf("got %.80q (%d bytes), %v", got, len(got), err)
 		}
 	}
+	t.Logf("port listens at %s", address)
 	echo("hello\n")
+	t.Log("echoed a line")
 	echo(strings.Repeat("0123456789abcdef", 1<<16))
 	h.must("reset", "clone", slowly)
 	echo("after the reset\n")
