@@ -235,11 +235,27 @@ func TestResetToCheckpoints(t *testing.T) {
 		}
 		run(t, ctx, m, "echo other | tee /root/step > /dev/shm/step")
 	}
+	// rewound does the same and compares with a new clone that has not begun.
+	rewound := func(to *Checkpoint) {
+		t.Helper()
+		fresh := clone(t, to, id)
+		ram, disk := dumpMemory(t, fresh), hashDisk(t, fresh)
+		if err := fresh.Close(); err != nil {
+			t.Fatal(err)
+		}
+		id = id.Next()
+		checkRewound(t, ctx, m, target(t, m, id, to), ram, disk)
+		run(t, ctx, m, "echo rewound | tee /root/step > /dev/shm/step")
+	}
 	reset(nil, "none")
 	reset(steps[0], "one\none")
 	reset(nil, "one\none") // that is what it comes from now
 	reset(steps[1], "two\ntwo")
+	rewound(steps[0])
+	reset(nil, "one\none")
+	rewound(steps[1])
 	reset(origin, "none")
+	rewound(origin)
 
 	// A paused machine stays paused.
 	if err := m.Pause(); err != nil {
