@@ -62,6 +62,17 @@ func (m *blockMap) set(block, count uint64, p place) {
 	}
 }
 
+// move gives those of count blocks from block on that are in one of the files from
+// the place that they have in another: consecutive ones from p on.
+func (m *blockMap) move(block, count uint64, from map[uint32]bool, p place) {
+	for i := range count {
+		l := m.leaves[(block+i)/mapLeafBlocks]
+		if at := (block + i) % mapLeafBlocks; l != nil && l.place[at] != 0 && from[l.place[at].file()] {
+			l.place[at] = p + place(i)
+		}
+	}
+}
+
 // absent returns for how many blocks (at most limit) nothing is mapped.
 func (m *blockMap) absent(block, limit uint64) uint64 {
 	if len(m.leaves) == 0 {

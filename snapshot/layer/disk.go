@@ -39,7 +39,8 @@ type DiskConfig struct {
 // long as its process, and becomes durable as part of a snapshot.
 //
 // A disk holds one descriptor for each layer and one for the top. A stack has at
-// most snapshot.MaxLayers layers; a freeze beyond that is refused.
+// most snapshot.MaxLayers layers; a freeze beyond that is refused. Compact merges
+// former tops, so that one that is frozen often stays far below.
 type Disk struct {
 	size     int64
 	blocks   uint64
@@ -51,7 +52,7 @@ type Disk struct {
 	closed bool
 	layers []*Layer // the stack: given ones and former tops
 	given  int      // how many of them are not former tops
-	files  []source // the layers' files, then the top's
+	files  fileTable
 	// base returns the layers that the disk was made with, flattened: when it is
 	// first asked, since many a clone never looks at its disk.
 	base func() index
@@ -68,13 +69,6 @@ type Disk struct {
 	gone  sync.WaitGroup // closes files that Reset threw away
 }
 
-// source is a file that blocks are read from. size bounds a raw image, whose
-// last block may be cut short; 0 for others.
-type source struct {
-	file *os.File
-	raw  int64
-}
-
 // NewDisk makes a disk. It takes over the layers and the top, and Close closes
 // them; if it fails they stay the caller's.
 func NewDisk(c DiskConfig) (*Disk, error) {
@@ -88,7 +82,7 @@ func NewDisk(c DiskConfig) (*Disk, error) {
 		syncs:    syncState{datasync: unix.Fdatasync},
 	}
 	d.setLayers(c.Layers)
-	d.setFiles(c.Top)
+	d.files = newFileTable(c.Layers, c.Top)
 	return d, nil
 }
 
@@ -97,22 +91,6 @@ func (d *Disk) setLayers(layers []*Layer) {
 	d.layers, d.given = append([]*Layer(nil), layers...), len(layers)
 	given := d.layers
 	d.base = sync.OnceValue(func() index { return flatten(given) })
-}
-
-// setFiles lists the files that blocks are read from, for layers without former
-// tops among them.
-func (d *Disk) setFiles(top *os.File) {
-	d.files = nil
-	for _, l := range d.layers {
-		s := source{file: l.file}
-		if l.raw != nil {
-			s.raw = l.raw.size
-		}
-		d.files = append(d.files, s)
-	}
-	if top != nil {
-		d.files = append(d.files, source{file: top})
-	}
 }
 
 func (c DiskConfig) check() error {
@@ -176,14 +154,14 @@ func (d *Disk) Usage() (Usage, error) {
 		Layers:     len(d.layers),
 		IndexBytes: int64(len(d.base()))*32 + int64(len(d.places.leaves))*(8*mapLeafBlocks+64) + int64(len(d.zeros.leaves))*64 + int64(cap(d.top.owner))*8,
 	}
-	if len(d.files) == len(d.layers) {
+	if d.files.top == nil {
 		return u, nil
 	}
 	u.TopBlocks = uint64(len(d.top.owner))
 	for _, run := range d.top.free {
 		u.TopBlocks -= run.count
 	}
-	st, err := d.topFile().Stat()
+	st, err := d.files.top.Stat()
 	if err != nil {
 		return Usage{}, fmt.Errorf("stat disk top: %w", err)
 	}
@@ -201,9 +179,6 @@ func (d *Disk) Stack() []*Layer {
 	return append([]*Layer(nil), d.layers...)
 }
 
-func (d *Disk) topIndex() uint32  { return uint32(len(d.files) - 1) }
-func (d *Disk) topFile() *os.File { return d.files[len(d.files)-1].file }
-
 // Close closes the layers and the top after the requests that run. Later
 // requests fail with os.ErrClosed. Calling it again does nothing.
 func (d *Disk) Close() error {
@@ -215,8 +190,8 @@ func (d *Disk) Close() error {
 	}
 	d.closed = true
 	var errs []error
-	if len(d.files) > len(d.layers) {
-		errs = append(errs, d.topFile().Close())
+	if d.files.top != nil {
+		errs = append(errs, d.files.top.Close())
 	}
 	for _, l := range d.layers {
 		errs = append(errs, l.Close())

@@ -26,7 +26,7 @@ func (d *Disk) Freeze(newTop *os.File) (*Layer, error) {
 	if err := d.checkFreeze(newTop); err != nil {
 		return nil, fmt.Errorf("freeze disk: %w", err)
 	}
-	old := d.topFile()
+	old := d.files.top
 	ours, err := dupFile(old)
 	if err != nil {
 		return nil, fmt.Errorf("freeze disk: %w", err)
@@ -36,7 +36,7 @@ func (d *Disk) Freeze(newTop *os.File) (*Layer, error) {
 		frozen: &frozenTop{owner: d.top.owner, zeros: d.top.zeros},
 	}
 	d.layers = append(d.layers, &Layer{core: c, file: old})
-	d.files = append(d.files, source{file: newTop})
+	d.files.freeze(newTop)
 	d.top = top{}
 	if d.syncs.written.Swap(false) {
 		d.syncs.add(old)
@@ -78,7 +78,7 @@ type syncState struct {
 	lost  error      // guarded by flush: a sync failed with data gone, said ever after
 
 	mu     sync.Mutex
-	former []*os.File // guarded by mu: former tops
+	former []*os.File // guarded by mu: former tops, and what was merged of them
 }
 
 func (s *syncState) add(files ...*os.File) {
@@ -141,7 +141,7 @@ func (d *Disk) toSync() ([]*os.File, error) {
 	}
 	// Cleared before the sync: a write that comes in between sets it again.
 	d.syncs.written.Store(false)
-	return append(d.syncs.takeFormer(), d.topFile()), nil
+	return append(d.syncs.takeFormer(), d.files.top), nil
 }
 
 func (s *syncState) sync(f *os.File) error {

@@ -28,7 +28,7 @@ func (d *Disk) readLocked(p []byte, off int64) (done int, err error) {
 		piece := p[done : done+n]
 		if run.offset == ZeroExtent {
 			clear(piece)
-		} else if err := d.files[run.file].read(piece, run.offset+in); err != nil {
+		} else if err := d.files.sources[run.file].read(piece, run.offset+in); err != nil {
 			return done, err
 		}
 		done += n

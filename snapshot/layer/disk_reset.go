@@ -45,21 +45,21 @@ func (d *Disk) reset(newTop *os.File, change func() error) error {
 	if err := d.checkReset(newTop); err != nil {
 		return fmt.Errorf("reset disk: %w", err)
 	}
-	old := d.files[len(d.layers):] // the top, if there is one
+	old := d.files.top
 	if err := change(); err != nil {
 		return fmt.Errorf("reset disk: %w", err)
 	}
-	d.setFiles(newTop)
+	d.files = newFileTable(d.layers, newTop)
 	d.places, d.zeros, d.top = blockMap{}, blockSet{}, top{}
 	d.syncs.forget()
-	for _, s := range old {
-		d.gone.Go(func() { s.file.Close() })
+	if old != nil {
+		d.gone.Go(func() { old.Close() })
 	}
 	return nil
 }
 
 func (d *Disk) checkReset(newTop *os.File) error {
-	switch hasTop := len(d.files) > len(d.layers); {
+	switch hasTop := d.files.top != nil; {
 	case d.closed:
 		return os.ErrClosed
 	case hasTop != (newTop != nil):

@@ -148,6 +148,7 @@ func (m *model) freeze() {
 	m.t.Cleanup(func() { l.Close() })
 	m.layers = append(m.layers, l)
 	m.states = append(m.states, bytes.Clone(m.flat))
+	compact(m.t, m.disk)
 }
 
 // check holds the disk's books against each other.
@@ -161,7 +162,7 @@ func (m *model) check() {
 		block := owner - 1
 		owned[block] = true
 		at, ok := d.places.get(block)
-		if !ok || at.file() != d.topIndex() || at.unit() != uint64(slot)+1 {
+		if !ok || at.file() != d.files.number || at.unit() != uint64(slot)+1 {
 			m.t.Fatalf("slot %d has block %d, the map says %v %v", slot, block, at, ok)
 		}
 		if d.zeros.has(block) || d.top.zeros.has(block) {
@@ -174,7 +175,7 @@ func (m *model) check() {
 			if (at != 0) != (l.present&(1<<i) != 0) {
 				m.t.Fatalf("block %d: presence bit is wrong", block)
 			}
-			if at != 0 && at.file() == d.topIndex() && !owned[block] {
+			if at != 0 && at.file() == d.files.number && !owned[block] {
 				m.t.Fatalf("block %d maps to a slot that is not its own", block)
 			}
 		}
@@ -515,7 +516,7 @@ func TestDiscardGivesSpaceBack(t *testing.T) {
 			t.Fatalf("usage after discard %+v", u)
 		}
 	}
-	if st := must(d.topFile().Stat())(t); st.Size() > int64(len(data))+UnitSize {
+	if st := must(d.files.top.Stat())(t); st.Size() > int64(len(data))+UnitSize {
 		t.Errorf("top grew to %d bytes: slots were not used again", st.Size())
 	}
 }
@@ -560,7 +561,7 @@ func TestDiskConcurrent(t *testing.T) {
 		})
 	}
 	wg.Go(func() {
-		for range 20 {
+		for range 40 {
 			l, err := d.Freeze(newTop(t))
 			if err != nil {
 				t.Error(err)
@@ -569,6 +570,7 @@ func TestDiskConcurrent(t *testing.T) {
 			if err := l.Seal(); err != nil {
 				t.Error(err)
 			}
+			compact(t, d)
 			if err := errors.Join(d.Flush(), l.Close()); err != nil {
 				t.Error(err)
 			}

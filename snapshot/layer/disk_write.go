@@ -82,7 +82,7 @@ func (d *Disk) allInTop(off int64, n int) bool {
 	block, _, count := blockSpan(off, n)
 	for end := block + count; block < end; {
 		at, ok := d.places.get(block)
-		if !ok || at.file() != d.topIndex() {
+		if !ok || at.file() != d.files.number {
 			return false
 		}
 		block += d.places.together(block, end-block, at)
@@ -92,7 +92,7 @@ func (d *Disk) allInTop(off int64, n int) bool {
 
 // writeTop writes to the top's file and notes that it wants a sync.
 func (d *Disk) writeTop(p []byte, off int64) (int, error) {
-	n, err := writeFull(d.topFile(), p, off)
+	n, err := writeFull(d.files.top, p, off)
 	d.syncs.written.Store(true)
 	return n, err
 }
@@ -132,7 +132,7 @@ func (d *Disk) writeLocked(p []byte, off int64) (done int, err error) {
 // partial block, or whole new blocks.
 func (d *Disk) writeRun(p []byte, off int64) (int, error) {
 	block, in, want := blockSpan(off, len(p))
-	if at, ok := d.places.get(block); ok && at.file() == d.topIndex() {
+	if at, ok := d.places.get(block); ok && at.file() == d.files.number {
 		count := d.places.together(block, want, at)
 		n := min(int64(count)*UnitSize-in, int64(len(p)))
 		return d.writeTop(p[:n], at.offset()+in)
@@ -151,7 +151,7 @@ func (d *Disk) notInTop(block, limit uint64) uint64 {
 		switch {
 		case !ok:
 			n += d.places.absent(block+n, limit-n)
-		case at.file() == d.topIndex():
+		case at.file() == d.files.number:
 			return n
 		default:
 			n += d.places.together(block+n, limit-n, at)
@@ -177,7 +177,7 @@ func (d *Disk) writePartial(p []byte, block uint64, in int64) (int, error) {
 // so that a failed write leaves the blocks as they were.
 func (d *Disk) writeFresh(p []byte, block uint64) (int, error) {
 	run := d.top.allocate(uint64(len(p)) / UnitSize)
-	at := newPlace(d.topIndex(), 1+run.start)
+	at := newPlace(d.files.number, 1+run.start)
 	n, err := d.writeTop(p[:run.count*UnitSize], at.offset())
 	if err != nil {
 		d.discardSlots(slotRun{run.start + uint64(n)/UnitSize, run.count - uint64(n)/UnitSize})
@@ -194,7 +194,7 @@ func (d *Disk) writeFresh(p []byte, block uint64) (int, error) {
 
 func (d *Disk) discardSlots(run slotRun) {
 	if run.count > 0 {
-		punch(d.topFile(), run)
+		punch(d.files.top, run)
 		d.top.release(run)
 	}
 }
@@ -277,7 +277,7 @@ func (d *Disk) zeroBlocks(from, to uint64) {
 	var freed slotRun
 	d.places.take(from, to, func(block uint64, at place) {
 		hide(block, block+1)
-		if at.file() != d.topIndex() {
+		if at.file() != d.files.number {
 			return
 		}
 		slot := at.unit() - 1
