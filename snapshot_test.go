@@ -117,7 +117,7 @@ func (g *guest) clone(t *testing.T) *guest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint, err := g.machine.Checkpoint(tops)
+	checkpoint, err := g.machine.Checkpoint(tops, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
@@ -221,9 +222,13 @@ func (vm *VM) checkpoint() (c *machine.Checkpoint, lineage []string, life int, e
 	if err != nil {
 		return nil, nil, 0, err
 	}
+	spares, err := machine.NewTops(vm.machine.Shape(), vm.tempDir)
+	if err != nil {
+		return nil, nil, 0, errors.Join(err, linux.CloseFiles(tops...))
+	}
 	vm.standing.Lock()
 	defer vm.standing.Unlock()
-	c, err = vm.machine.Checkpoint(tops)
+	c, err = vm.machine.Checkpoint(tops, spares)
 	return c, vm.lineage, vm.life, err
 }
 

@@ -65,11 +65,14 @@ func (c *Checkpoint) Configure(config *Config) {
 
 // Checkpoint stops the machine, takes its state and freezes its memory and its
 // disks in one pause, and lets it go on (unless it was paused before). tops has
-// an empty file for each writable disk's new top layer and nil for the others;
-// Checkpoint takes them over. When it fails the machine goes on as before.
-func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
+// an empty file for each writable disk's new top layer and nil for the others,
+// spares the same for what layers are merged into after the pause, or nothing, and
+// then disks keep all their layers. Checkpoint takes them over. When it fails the
+// machine goes on as before.
+func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	defer func() { linux.CloseFiles(spares...) }() // what is left of them
 	if err := m.checkTops(tops); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
@@ -86,8 +89,7 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 	if err := m.layers.seal(); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}
-	// A stack that stays long for want of memory costs time, and nothing else.
-	_ = m.layers.compact(context.Background())
+	m.compact(spares)
 	c.Memory = m.layers.sealed
 	for _, d := range m.disks {
 		stack := d.Stack()
@@ -103,6 +105,22 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}
 	return c, nil
+}
+
+// compact merges layers of memory and disks. It sets spares that it has used to
+// nil. A stack that stays long for want of memory or space costs time, and nothing
+// else.
+func (m *Machine) compact(spares []*os.File) {
+	ctx := context.Background()
+	_ = m.layers.compact(ctx)
+	for i, f := range spares {
+		if f == nil || i >= len(m.disks) {
+			continue
+		}
+		if used, _ := m.disks[i].Compact(ctx, f); used {
+			spares[i] = nil
+		}
+	}
 }
 
 func (m *Machine) checkTops(tops []*os.File) error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -103,7 +104,7 @@ func judge(t *testing.T, source *Machine, round int, ram []byte, disk [sha256.Si
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint, err := source.Checkpoint(tops)
+	checkpoint, err := source.Checkpoint(tops, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +195,7 @@ func TestCheckpointOfAClosedMachine(t *testing.T) {
 	testkit.RequireGuest(t)
 	testkit.NoLeaks(t)
 	m := buildDisk(t, judgeMemory, NewIdentity("closed", TimeHost))
-	if _, err := m.Checkpoint(nil); err == nil || !strings.Contains(err.Error(), "0 new top layers for 1 disks") {
+	if _, err := m.Checkpoint(nil, nil); err == nil || !strings.Contains(err.Error(), "0 new top layers for 1 disks") {
 		t.Errorf("checkpoint without a new top layer: %v", err)
 	}
 	if err := m.Close(); err != nil {
@@ -204,7 +205,51 @@ func TestCheckpointOfAClosedMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Checkpoint(tops); err == nil {
+	if _, err := m.Checkpoint(tops, nil); err == nil {
 		t.Error("a closed machine has a checkpoint")
 	}
+}
+
+// TestManyCheckpoints: a machine that writes to its disk before each of many
+// checkpoints keeps few layers of it, and a clone of the last has all that was
+// written.
+func TestManyCheckpoints(t *testing.T) {
+	testkit.RequireKVM(t)
+	testkit.RequireGuest(t)
+	testkit.NoLeaks(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	m := bootDisk(t, ctx, judgeMemory)
+	const steps = 3*layer.MergeWidth + 2
+	var want strings.Builder
+	for step := range steps {
+		fmt.Fprintln(&want, step)
+		run(t, ctx, m, fmt.Sprintf("echo %d >> /root/steps; sync", step))
+		c := take(t, m)
+		if step == steps-1 {
+			if layers := len(c.Disks[0]); layers > 8 {
+				t.Errorf("the disk has %d layers after %d checkpoints", layers, steps)
+			}
+			if sha256.Sum256(merge(t, c.Disks[0], m.Shape().Disks[0].Size)) != diskWhenFrozen(t, c) {
+				t.Error("the disk layers are not the disk of a clone")
+			}
+			if got := run(t, ctx, cloneOf(t, ctx, c), "echo 3 > /proc/sys/vm/drop_caches; cat /root/steps"); got+"\n" != want.String() {
+				t.Errorf("a clone has %q", got)
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := run(t, ctx, m, "echo 3 > /proc/sys/vm/drop_caches; cat /root/steps"); got+"\n" != want.String() {
+		t.Errorf("the machine has %q", got)
+	}
+}
+
+// diskWhenFrozen hashes the disk of a clone that has not begun.
+func diskWhenFrozen(t *testing.T, c *Checkpoint) [sha256.Size]byte {
+	t.Helper()
+	m := clone(t, c, NewIdentity("frozen", TimeHost))
+	defer m.Close()
+	return hashDisk(t, m)
 }

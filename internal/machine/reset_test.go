@@ -44,7 +44,11 @@ func take(t *testing.T, m *Machine) *Checkpoint {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint, err := m.Checkpoint(tops)
+	spares, err := NewTops(m.Shape(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkpoint, err := m.Checkpoint(tops, spares)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -162,7 +162,12 @@ func (vm *VM) checkpoint(ctx context.Context) (*machine.Checkpoint, error) {
 		return nil, failure.As(failure.Internal, err)
 	}
 	defer linux.CloseFiles(tops...)
-	return c.Checkpoint(ctx, tops)
+	spares, err := machine.NewTops(vm.Shape, vm.node.tmpDir())
+	if err != nil {
+		return nil, failure.As(failure.Internal, err)
+	}
+	defer linux.CloseFiles(spares...)
+	return c.Checkpoint(ctx, tops, spares)
 }
 
 // plan says what a VM process starts from.

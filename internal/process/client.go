@@ -146,11 +146,11 @@ func (c *Client) Reset(ctx context.Context, r ResetConfig) (time.Duration, error
 }
 
 // Checkpoint freezes the VM for a moment and returns what a clone begins from.
-// tops are the new top layers of its disks, nil for read-only ones; they stay
-// the caller's. The caller closes the checkpoint.
-func (c *Client) Checkpoint(ctx context.Context, tops []*os.File) (*machine.Checkpoint, error) {
+// tops are the new top layers of its disks, nil for read-only ones, and spares what
+// layers are merged into; they stay the caller's. The caller closes the checkpoint.
+func (c *Client) Checkpoint(ctx context.Context, tops, spares []*os.File) (*machine.Checkpoint, error) {
 	var t table
-	req := request{Op: opCheckpoint, Tops: t.addAll(tops)}
+	req := request{Op: opCheckpoint, Tops: t.addAll(tops), Spares: t.addAll(spares)}
 	resp, files, err := c.call(ctx, req, t.files)
 	if err != nil {
 		return nil, err

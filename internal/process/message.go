@@ -32,9 +32,10 @@ type request struct {
 	Prepare *prepareForm `json:"prepare,omitempty"`
 	Start   *startForm   `json:"start,omitempty"`
 	// Tops are the new top layers of a checkpoint or a reset, by disk; -1 for a
-	// read-only one.
-	Tops  []int      `json:"tops,omitempty"`
-	Reset *resetForm `json:"reset,omitempty"`
+	// read-only one. Spares are what a checkpoint may merge layers into.
+	Tops   []int      `json:"tops,omitempty"`
+	Spares []int      `json:"spares,omitempty"`
+	Reset  *resetForm `json:"reset,omitempty"`
 }
 
 // resetForm is machine.Target as it travels, without the tops.

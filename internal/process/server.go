@@ -271,12 +271,12 @@ func (s *server) setPaused(paused bool) *failure.Error {
 }
 
 func (s *server) checkpoint(c *conn, req *request, files *claims) error {
-	tops := files.takeAll(req.Tops)
+	tops, spares := files.takeAll(req.Tops), files.takeAll(req.Spares)
 	if files.err != nil {
-		linux.CloseFiles(tops...)
+		linux.CloseFiles(append(tops, spares...)...)
 		return c.send(response{Error: failure.As(failure.InvalidArgument, files.err)}, nil)
 	}
-	checkpoint, err := s.machine.Checkpoint(tops)
+	checkpoint, err := s.machine.Checkpoint(tops, spares)
 	if err != nil {
 		return c.send(response{Error: s.explain(err)}, nil)
 	}
