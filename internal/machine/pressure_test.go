@@ -2,16 +2,24 @@ package machine
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/internal/testkit"
+	"github.com/forkvm/forkvm/snapshot/store"
 )
 
 // TestCaseE8: a machine whose guest has written nearly all of its memory is frozen
 // twice, and cloned, in a control group that has 128 MiB more than the guest, and no
-// swap space. The machine's memory is in its layer or its own, not in both.
+// swap space. The machine's memory is in its layer or its own, not in both. The long
+// run also stores it on a disk that takes 50 MB a second, and has machine and clone
+// write on.
 func TestCaseE8(t *testing.T) {
 	testkit.RequireKVM(t)
 	testkit.RequireGuest(t)
@@ -32,15 +40,53 @@ func TestCaseE8(t *testing.T) {
 	run(t, ctx, m, "dd if=/dev/urandom of=/dev/shm/x bs=1M count=20 conv=notrunc 2>/dev/null")
 	diff := take(t, m)
 	t.Logf("%d pages, then %d; paused for %v, %v", full.Memory[0].Stored(), diff.Memory[len(diff.Memory)-1].Stored(), full.Pause, diff.Pause)
+	if !testing.Short() {
+		g.slowDisk("/tmp", 50_000_000)
+		storeCheckpoint(t, ctx, diff)
+	}
 	before := g.stat("anon") + g.stat("shmem")
+	var clone *Machine
 	for range clones {
-		run(t, ctx, cloneOf(t, ctx, diff), "true")
+		clone = cloneOf(t, ctx, diff)
+		run(t, ctx, clone, "true")
 	}
 	if grown := g.stat("anon") + g.stat("shmem") - before; grown > uint64(clones)*ram/10 {
 		t.Errorf("%d idle clones take %d MiB", clones, grown>>20)
+	}
+	for _, m := range []*Machine{m, clone} {
+		run(t, ctx, m, "dd if=/dev/urandom of=/dev/shm/x bs=1M count=20 conv=notrunc 2>/dev/null")
 	}
 	if n := g.event("oom_kill"); n != 0 {
 		t.Errorf("%d processes were killed", n)
 	}
 	t.Logf("%d MiB at most, %d MiB for %d clones", g.number("memory.peak")>>20, (g.stat("anon")+g.stat("shmem")-before)>>20, clones)
+}
+
+// slowDisk limits what the group writes to the disk below a directory, in bytes a
+// second.
+func (g *group) slowDisk(dir string, rate uint64) {
+	g.t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		g.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(g.path), "cgroup.subtree_control"), []byte("+io"), 0); err != nil {
+		g.t.Fatal("no io controller of cgroup v2: ", err)
+	}
+	g.write("io.max", fmt.Sprintf("%d:%d wbps=%d", unix.Major(st.Dev), unix.Minor(st.Dev), rate))
+}
+
+// storeCheckpoint stores a checkpoint as a snapshot, on the disk that has /tmp.
+func storeCheckpoint(t *testing.T, ctx context.Context, c *Checkpoint) {
+	t.Helper()
+	st, err := store.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	begun := time.Now()
+	if _, err := c.Store(ctx, st, Label{Name: "stored"}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("stored in %v", time.Since(begun))
 }
