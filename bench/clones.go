@@ -37,10 +37,11 @@ func Clones(ctx context.Context, c SceneConfig, want int, w io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%8s  %14s  %20s  %20s\n", "clones", "create p50, cms", "private p50/max, MiB", "host memory each, MiB")
+	fmt.Fprintf(w, "%8s  %15s  %12s  %20s  %21s\n", "clones", "create p50, cms", "all, seconds", "private p50/max, MiB", "host memory each, MiB")
 	var vms []*node.VM
+	var all, first, last float64 // milliseconds for all, and for each of the first and the last batch
 	for len(vms) < want {
-		took, more, err := s.batch(ctx, name, min(batch, want-len(vms)))
+		p50, took, more, err := s.batch(ctx, name, min(batch, want-len(vms)))
 		vms = append(vms, more...)
 		if err != nil {
 			return err
@@ -49,31 +50,38 @@ func Clones(ctx context.Context, c SceneConfig, want int, w io.Writer) (err erro
 		if err != nil {
 			return err
 		}
+		all, last = all+took, took/float64(len(more))
+		if first == 0 {
+			first = last
+		}
 		private := summarize("", MiB, held(more))
-		fmt.Fprintf(w, "%8d  %14.2f  %13.2f /%5.2f  %20.2f\n", len(vms), took.P50, private.P50, private.Max,
+		fmt.Fprintf(w, "%8d  %15.2f  %12.2f  %13.2f /%5.2f  %21.2f\n", len(vms), p50, all/1000, private.P50, private.Max,
 			float64(before-left)/float64(len(vms))/(1<<20))
 		if left < reserve {
 			fmt.Fprintln(w, "no more fit: the host's memory is used up")
 			break
 		}
 	}
+	fmt.Fprintf(w, "one of the last %d took %.2f times one of the first\n", batch, last/first)
 	return answerAll(ctx, vms, w)
 }
 
-// batch starts some clones one after the other and lets them settle.
-func (s *scene) batch(ctx context.Context, snapshot string, n int) (took Result, vms []*node.VM, err error) {
+// batch starts some clones one after the other and lets them settle. It returns
+// the median and the sum of what their creates took, in milliseconds.
+func (s *scene) batch(ctx context.Context, snapshot string, n int) (p50, all float64, vms []*node.VM, err error) {
 	var samples []float64
 	for range n {
 		begin := time.Now()
 		vm, err := s.node.Restore(ctx, snapshot, node.Options{})
 		if err != nil {
-			return took, vms, err
+			return 0, 0, vms, err
 		}
 		samples = append(samples, ms(time.Since(begin)))
+		all += samples[len(samples)-1]
 		vms = append(vms, vm)
 	}
 	time.Sleep(5 * settle)
-	return summarize("", CMS, samples), vms, nil
+	return summarize("", CMS, samples).P50, all, vms, nil
 }
 
 // held is what the VMs' processes share with nobody, in MiB.
