@@ -109,6 +109,7 @@ func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, 
 	if err != nil {
 		return nil, err
 	}
+	checkpoint.WorkingSet = st.WorkingSet(manifest)
 	vm, err := start(ctx, checkpoint, nil, c)
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", name, err)

@@ -42,6 +42,7 @@ func TestLayout(t *testing.T) {
 		{"sizeof enable cap", unsafe.Sizeof(enableCap{}), 104},
 		{"sizeof device attr", unsafe.Sizeof(deviceAttr{}), 24},
 		{"sizeof nested state", unsafe.Sizeof(nestedStateHeader{}), nestedHeaderSize},
+		{"sizeof pre-fault memory", unsafe.Sizeof(preFaultMemory{}), 64},
 		{"sizeof run", unsafe.Sizeof(runState{}), 2352},
 
 		{"run.immediate_exit", unsafe.Offsetof(runState{}.ImmediateExit), 1},
@@ -97,6 +98,7 @@ func TestIoctlNumbers(t *testing.T) {
 		{"KVM_GET_XSAVE2", ioctlGetXSAVE2, 0x9000aecf},
 		{"KVM_GET_NESTED_STATE", ioctlGetNestedState, 0xc080aebe},
 		{"KVM_KVMCLOCK_CTRL", ioctlKVMClockCtrl, 0xaead},
+		{"KVM_PRE_FAULT_MEMORY", ioctlPreFaultMemory, 0xc040aed5},
 	} {
 		if tc.got != tc.want {
 			t.Errorf("%s: %#x, want %#x", tc.what, tc.got, tc.want)

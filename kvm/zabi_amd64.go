@@ -123,6 +123,7 @@ const (
 	CapX86NotifyVMExit          Capability = 0xdb // KVM_CAP_X86_NOTIFY_VMEXIT
 	CapVMDisableNxHugePages     Capability = 0xdc // KVM_CAP_VM_DISABLE_NX_HUGE_PAGES
 	CapDirtyLogRingAcqRel       Capability = 0xdf // KVM_CAP_DIRTY_LOG_RING_ACQ_REL
+	CapPreFaultMemory           Capability = 0xec // KVM_CAP_PRE_FAULT_MEMORY
 )
 
 const (
@@ -362,6 +363,7 @@ const (
 	ioctlGetSupportedCPUID      = 0xc008ae05 // KVM_GET_SUPPORTED_CPUID
 	ioctlGetMSRs                = 0xc008ae88 // KVM_GET_MSRS
 	ioctlGetCPUID2              = 0xc008ae91 // KVM_GET_CPUID2
+	ioctlPreFaultMemory         = 0xc040aed5 // KVM_PRE_FAULT_MEMORY
 	ioctlGetNestedState         = 0xc080aebe // KVM_GET_NESTED_STATE
 	ioctlGetIRQChip             = 0xc208ae62 // KVM_GET_IRQCHIP
 )
@@ -481,6 +483,7 @@ var namesCapability = map[Capability]string{
 	CapX86NotifyVMExit:          "KVM_CAP_X86_NOTIFY_VMEXIT",
 	CapVMDisableNxHugePages:     "KVM_CAP_VM_DISABLE_NX_HUGE_PAGES",
 	CapDirtyLogRingAcqRel:       "KVM_CAP_DIRTY_LOG_RING_ACQ_REL",
+	CapPreFaultMemory:           "KVM_CAP_PRE_FAULT_MEMORY",
 }
 
 var namesExitReason = map[ExitReason]string{
@@ -997,4 +1000,12 @@ type nestedStateHeader struct {
 	Format uint16
 	Size   uint32
 	Hdr    [120]uint8
+}
+
+// preFaultMemory is struct kvm_pre_fault_memory of the kernel, 64 bytes.
+type preFaultMemory struct {
+	GPA   uint64
+	Size  uint64
+	Flags uint64
+	pad1  [5]uint64
 }

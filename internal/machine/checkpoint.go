@@ -10,6 +10,7 @@ import (
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/snapshot/store"
 )
 
 // Checkpoint is a machine at one moment: what a clone begins from. Its layers are
@@ -23,6 +24,8 @@ type Checkpoint struct {
 	// Memory and Disks are the stacks of layers, bottom first.
 	Memory []*layer.Layer
 	Disks  [][]*layer.Layer
+	// WorkingSet is what a clone will write first, nil if nobody knows.
+	WorkingSet *store.WorkingSet
 	// Pause is how long the machine stood still for it.
 	Pause time.Duration
 }
@@ -33,7 +36,10 @@ func (c *Checkpoint) Close() error {
 	for _, stack := range c.Disks {
 		errs = append(errs, closeLayers(stack...))
 	}
-	c.Memory, c.Disks = nil, nil
+	if c.WorkingSet != nil {
+		errs = append(errs, c.WorkingSet.Close())
+	}
+	c.Memory, c.Disks, c.WorkingSet = nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -52,6 +58,11 @@ func (c *Checkpoint) Clone() (*Checkpoint, error) {
 		}
 		clone.Disks = append(clone.Disks, layers)
 	}
+	if c.WorkingSet != nil {
+		if clone.WorkingSet, err = c.WorkingSet.Dup(); err != nil {
+			return nil, errors.Join(err, clone.Close())
+		}
+	}
 	return clone, nil
 }
 
@@ -59,8 +70,8 @@ func (c *Checkpoint) Clone() (*Checkpoint, error) {
 // layers from then on.
 func (c *Checkpoint) Configure(config *Config) {
 	config.Shape, config.State = c.Shape, c.State
-	config.Memory, config.Disks = c.Memory, c.Disks
-	c.Memory, c.Disks = nil, nil
+	config.Memory, config.Disks, config.WorkingSet = c.Memory, c.Disks, c.WorkingSet
+	c.Memory, c.Disks, c.WorkingSet = nil, nil, nil
 }
 
 // Checkpoint stops the machine, takes its state and freezes its memory and its
@@ -85,7 +96,8 @@ func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}
 	// The machine runs again; what is left concerns layers that no longer change.
-	c := &Checkpoint{Shape: m.shape, State: frozen.state, Pause: frozen.pause}
+	// What the machine wrote first, its children will.
+	c := &Checkpoint{Shape: m.shape, State: frozen.state, Pause: frozen.pause, WorkingSet: m.workingSet}
 	if err := m.layers.seal(); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}

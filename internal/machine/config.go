@@ -11,6 +11,7 @@ import (
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/snapshot/store"
 )
 
 // Limits of what a machine can be.
@@ -82,6 +83,8 @@ type Config struct {
 	// Memory is the stack of layers that guest RAM starts from, bottom first;
 	// empty for a cold boot.
 	Memory []*layer.Layer
+	// WorkingSet says what to map ahead, or wants to be told; may be nil.
+	WorkingSet *store.WorkingSet
 	// Disks holds the stack of layers of each disk of the shape, bottom first.
 	Disks [][]*layer.Layer
 	// Tops has an empty writable file for each disk that is not read-only, and
@@ -115,6 +118,10 @@ func (c *Config) Close() error {
 		errs = append(errs, closeLayers(stack...))
 	}
 	c.Memory, c.Disks, c.Tops = nil, nil, nil
+	if c.WorkingSet != nil {
+		errs = append(errs, c.WorkingSet.Close())
+		c.WorkingSet = nil
+	}
 	if c.Vsock.Listener != nil {
 		errs = append(errs, c.Vsock.Listener.Close())
 		c.Vsock.Listener = nil

@@ -19,6 +19,7 @@ import (
 	"github.com/forkvm/forkvm/devices/vsock"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm"
 	"github.com/forkvm/forkvm/vmm/boot"
 	"github.com/forkvm/forkvm/vmm/cpu"
@@ -48,6 +49,11 @@ type Machine struct {
 	// hungUp waits for the goroutine that hangs up when the guest has ended.
 	hungUp    sync.WaitGroup
 	hangUpErr error
+
+	// workingSet is the snapshot's, nil if there is none. recording waits for who
+	// writes it.
+	workingSet *store.WorkingSet
+	recording  sync.WaitGroup
 
 	// generation is the guest's own, nil until it has confirmed one.
 	generation atomic.Pointer[string]
@@ -103,12 +109,18 @@ func (m *Machine) build(c *Config) error {
 		return err
 	}
 	m.timeline.End(PhaseDevices)
-	if c.State != nil {
-		err = m.Restore(c.State)
-	} else {
+	if c.State == nil {
 		err = m.load(c)
+		m.timeline.End(PhaseState)
+		return err
 	}
+	err = m.Restore(c.State)
 	m.timeline.End(PhaseState)
+	if err == nil {
+		m.workingSet, c.WorkingSet = c.WorkingSet, nil
+		m.mapAhead()
+		m.timeline.End(PhaseWorkingSet)
+	}
 	return err
 }
 
@@ -194,7 +206,11 @@ func (m *Machine) Generation() string {
 // confirmed the identity, or at once if it has none. On error the machine is
 // good for nothing but Close.
 func (m *Machine) Bring(ctx context.Context, id Identity) error {
-	return m.bring(ctx, id, &m.timeline)
+	if err := m.bring(ctx, id, &m.timeline); err != nil {
+		return err
+	}
+	m.recording.Go(m.recordWorkingSet)
+	return nil
 }
 
 func (m *Machine) bring(ctx context.Context, id Identity, timeline *Timeline) error {
@@ -256,6 +272,10 @@ func (m *Machine) Close() error {
 	}
 	m.hungUp.Wait()
 	errs = append(errs, m.hangUpErr)
+	m.recording.Wait()
+	if m.workingSet != nil {
+		errs = append(errs, m.workingSet.Close())
+	}
 	if m.listener != nil {
 		errs = append(errs, m.listener.Close())
 	}

@@ -13,6 +13,7 @@ const (
 	PhaseMap        = "map"         // guest RAM over its layers, made KVM's
 	PhaseDevices    = "devices"     // every device, with its state
 	PhaseState      = "state"       // vCPUs and controllers, or loading the kernel
+	PhaseWorkingSet = "working set" // pages that the guest will write first made ready, for a clone
 	PhaseGuestAgent = "guest agent" // from the first instruction to the confirmed identity
 
 	PhasePause = "pause" // of a reset: until vCPUs and devices stand still

@@ -99,6 +99,7 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 		return nil, snapshotFailure(err)
 	}
 	defer checkpoint.Close()
+	checkpoint.WorkingSet = n.store.WorkingSet(manifest)
 	course.End(phaseSnapshot)
 	return n.launch(ctx, o, plan{
 		course:     course,

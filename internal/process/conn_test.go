@@ -20,6 +20,7 @@ import (
 	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/snapshot/store"
 )
 
 func pair(t *testing.T) (a, b *conn) {
@@ -155,6 +156,11 @@ func TestCheckpointTravels(t *testing.T) {
 		t.Fatal(err)
 	}
 	sent.Disks = [][]*layer.Layer{{raw, sealed(t, layer.KindDisk, 1)}}
+	set, err := linux.MemoryFile("working-set")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent.WorkingSet = &store.WorkingSet{File: set, Snapshot: strings.Repeat("ab", 16), Wanted: true}
 
 	var out table
 	form, stateFile, err := out.addCheckpoint(sent)
@@ -184,6 +190,11 @@ func TestCheckpointTravels(t *testing.T) {
 	}
 	if got.Memory[0].ID() != sent.Memory[0].ID() || got.Disks[0][1].ID() != sent.Disks[0][1].ID() || got.Disks[0][0].ID() != raw.ID() {
 		t.Error("layers are not those that were sent")
+	}
+	if w := got.WorkingSet; w == nil || !w.Wanted || w.Record(1, nil) != nil {
+		t.Errorf("working set arrived as %+v", w)
+	} else if read, err := sent.WorkingSet.Read(); err != nil || read.Snapshot != sent.WorkingSet.Snapshot {
+		t.Errorf("what was recorded there is %+v here, %v", read, err)
 	}
 	// Otherwise a snapshot would read the whole image to find it out.
 	if sum := got.Disks[0][0].KnownChecksum(); sum != raw.KnownChecksum() {
@@ -231,6 +242,7 @@ func TestCheckpointOfLies(t *testing.T) {
 		{State: -1, Memory: []layerForm{{File: 0}}},                     // not a layer
 		{State: -1, Disks: [][]layerForm{{{File: 0, Raw: &rawForm{}}}}}, // not whole sectors
 		{State: 0},
+		{State: -1, WorkingSet: &workingSetForm{File: 3}},
 	} {
 		f, err := linux.MemoryFile("lie")
 		if err != nil {

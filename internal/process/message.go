@@ -11,6 +11,7 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
+	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -137,7 +138,16 @@ type checkpointForm struct {
 	State  int           `json:"state"`
 	Memory []layerForm   `json:"memory,omitempty"`
 	Disks  [][]layerForm `json:"disks,omitempty"`
-	Pause  time.Duration `json:"pause_ns"`
+	// WorkingSet is nil if there is none.
+	WorkingSet *workingSetForm `json:"working_set,omitempty"`
+	Pause      time.Duration   `json:"pause_ns"`
+}
+
+// workingSetForm is store.WorkingSet as it travels.
+type workingSetForm struct {
+	File     int    `json:"file"`
+	Snapshot string `json:"snapshot"`
+	Wanted   bool   `json:"wanted,omitempty"`
 }
 
 // table collects the files of a message that is sent.
@@ -178,6 +188,9 @@ func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, 
 	form := checkpointForm{Shape: c.Shape, State: -1, Memory: t.addLayers(c.Memory), Pause: c.Pause}
 	for _, stack := range c.Disks {
 		form.Disks = append(form.Disks, t.addLayers(stack))
+	}
+	if w := c.WorkingSet; w != nil {
+		form.WorkingSet = &workingSetForm{File: t.add(w.File), Snapshot: w.Snapshot, Wanted: w.Wanted}
 	}
 	if c.State == nil {
 		return form, nil, nil
@@ -266,6 +279,11 @@ func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error
 	cp := &machine.Checkpoint{Shape: form.Shape, Memory: c.takeLayers(form.Memory), Pause: form.Pause}
 	for _, stack := range form.Disks {
 		cp.Disks = append(cp.Disks, c.takeLayers(stack))
+	}
+	if w := form.WorkingSet; w != nil {
+		if f := c.take(w.File); f != nil {
+			cp.WorkingSet = &store.WorkingSet{File: f, Snapshot: w.Snapshot, Wanted: w.Wanted}
+		}
 	}
 	state := c.take(form.State)
 	if c.err != nil || state == nil {

@@ -45,6 +45,7 @@ func includes() string {
 	for _, h := range headers {
 		fmt.Fprintf(&b, "#include <%s>\n", h)
 	}
+	b.WriteString(newer)
 	return b.String()
 }
 

@@ -6,6 +6,23 @@ import "regexp"
 // and MSRs through which a guest recognises KVM.
 var headers = []string{"stddef.h", "linux/kvm.h", "asm/kvm.h", "asm/kvm_para.h"}
 
+// newer is what the oldest headers that the generator works with, those of Linux
+// 6.1, lack: taken from the headers of the release that brought it. With headers
+// that have it, theirs count.
+const newer = `
+#include <linux/types.h>
+#ifndef KVM_PRE_FAULT_MEMORY // Linux 6.11
+#define KVM_CAP_PRE_FAULT_MEMORY 236
+#define KVM_PRE_FAULT_MEMORY _IOWR(KVMIO, 0xd5, struct kvm_pre_fault_memory)
+struct kvm_pre_fault_memory {
+	__u64 gpa;
+	__u64 size;
+	__u64 flags;
+	__u64 padding[5];
+};
+#endif
+`
+
 // A structDef asks for one Go type. Expr is a C type, or an expression whose
 // type is meant (the members of kvm_run's union have no names of their own).
 type structDef struct{ name, expr string }
@@ -62,6 +79,7 @@ var structDefs = []structDef{
 	{"irqRoutingHeader", "struct kvm_irq_routing"},
 	{"irqRoutingEntry", "struct kvm_irq_routing_entry"},
 	{"nestedStateHeader", "struct kvm_nested_state"},
+	{"preFaultMemory", "struct kvm_pre_fault_memory"},
 }
 
 // fieldNames renames what the rules of goName would spoil.
@@ -119,7 +137,7 @@ var constDefs = []constDef{
 		`CREATE_VCPU|SET_USER_MEMORY_REGION|SET_TSS_ADDR|SET_IDENTITY_MAP_ADDR|CREATE_IRQCHIP|IRQ_LINE|GET_IRQCHIP|SET_IRQCHIP|` +
 		`CREATE_PIT2|GET_PIT2|SET_PIT2|SET_GSI_ROUTING|IRQFD|IOEVENTFD|SET_CLOCK|GET_CLOCK|SIGNAL_MSI|ENABLE_CAP|SET_BOOT_CPU_ID|` +
 		`RUN|[GS]ET_(REGS|SREGS|SREGS2|FPU|MSRS|LAPIC|CPUID2|MP_STATE|VCPU_EVENTS|DEBUGREGS|XCRS|NESTED_STATE|TSC_KHZ|DEVICE_ATTR)|` +
-		`HAS_DEVICE_ATTR|GET_XSAVE2?|SET_XSAVE|KVMCLOCK_CTRL|NMI|INTERRUPT` +
+		`HAS_DEVICE_ATTR|GET_XSAVE2?|SET_XSAVE|KVMCLOCK_CTRL|NMI|INTERRUPT|PRE_FAULT_MEMORY` +
 		`)$`), strip: "KVM_", prefix: "ioctl"},
 }
 

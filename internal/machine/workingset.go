@@ -1,0 +1,54 @@
+package machine
+
+import (
+	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/vmm/memory"
+)
+
+// mapAhead makes the pages ready that a clone writes before it can be used. Each
+// would be an exit and a fault, or two where it is read first. Without it, for
+// whatever reason, the guest starts slower.
+func (m *Machine) mapAhead() {
+	if m.workingSet == nil || m.workingSet.Wanted {
+		return
+	}
+	set, err := m.workingSet.Read()
+	if err != nil || set.RAM != m.pages() {
+		return
+	}
+	written := make([]memory.PageRange, len(set.Written))
+	for i, r := range set.Written {
+		written[i] = memory.PageRange(r)
+	}
+	if m.memory.Populate(written) == nil {
+		_ = m.PreFault(written)
+	}
+}
+
+// recordWorkingSet notes what the guest has written by now, if nobody has before.
+func (m *Machine) recordWorkingSet() {
+	if m.workingSet == nil || !m.workingSet.Wanted {
+		return
+	}
+	own, err := m.memory.Own()
+	if err != nil {
+		return
+	}
+	// The next clone will try if this one fails.
+	_ = m.workingSet.Record(m.pages(), firstPages(own))
+}
+
+func (m *Machine) pages() uint64 { return m.shape.MemoryBytes / memory.PageSize }
+
+// firstPages cuts ranges to what a working set may have.
+func firstPages(ranges []memory.PageRange) []snapshot.PageRange {
+	var first []snapshot.PageRange
+	left := uint64(snapshot.MaxWorkingSetPages)
+	for _, r := range ranges {
+		r.Count = min(r.Count, left)
+		if left -= r.Count; r.Count > 0 {
+			first = append(first, snapshot.PageRange(r))
+		}
+	}
+	return first
+}

@@ -1,0 +1,115 @@
+package store
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/snapshot"
+)
+
+// WorkingSetFile is the working set's name in a snapshot's directory. The manifest
+// does not name it: it is no part of the snapshot, may be missing, and comes into
+// being when the snapshot is used.
+const WorkingSetFile = "working-set"
+
+// WorkingSet is a snapshot's file of that name, open. Its bytes are a hint from
+// whoever used the snapshot first.
+type WorkingSet struct {
+	File     *os.File
+	Snapshot string // its id
+	// Wanted: there is no sound working set yet, and whoever has the file is the only
+	// one who may record one. The file is locked as long as somebody has it open.
+	Wanted bool
+}
+
+// WorkingSet opens the working set of a snapshot, or makes an empty file for the
+// caller to record one. It returns nil if there is neither: somebody else is
+// recording, or the store cannot be written. Never is that a reason not to use
+// the snapshot.
+func (s *Store) WorkingSet(m *snapshot.Manifest) *WorkingSet {
+	if !m.Guest.GuestAgent {
+		return nil // nobody can tell when such a guest is ready
+	}
+	path := m.Name + "/" + WorkingSetFile
+	f, err := s.snapshots.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	switch {
+	case err == nil:
+		if sound(f, m) {
+			return &WorkingSet{File: f, Snapshot: m.ID}
+		}
+		f.Close()
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil
+	}
+	f, err = s.snapshots.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		f.Close()
+		return nil
+	}
+	// It may have been recorded since. That it is locked now is no harm.
+	return &WorkingSet{File: f, Snapshot: m.ID, Wanted: !sound(f, m)}
+}
+
+// sound reports whether a file is a working set of the snapshot, or one of a
+// later version, which is left alone.
+func sound(f *os.File, m *snapshot.Manifest) bool {
+	w, err := readWorkingSet(f)
+	if err != nil {
+		return errors.Is(err, snapshot.ErrVersion)
+	}
+	return w.Snapshot == m.ID
+}
+
+func readWorkingSet(f *os.File) (*snapshot.WorkingSet, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > snapshot.MaxWorkingSetSize {
+		return nil, snapshot.ErrTooLarge
+	}
+	b := make([]byte, st.Size())
+	if _, err := f.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return snapshot.DecodeWorkingSet(b)
+}
+
+// Close closes the file.
+func (w *WorkingSet) Close() error { return w.File.Close() }
+
+// Dup returns the working set with a handle of its own, for use and not to be
+// recorded.
+func (w *WorkingSet) Dup() (*WorkingSet, error) {
+	f, err := linux.Duplicate(w.File)
+	if err != nil {
+		return nil, err
+	}
+	return &WorkingSet{File: f, Snapshot: w.Snapshot}, nil
+}
+
+// Read reads and checks the set.
+func (w *WorkingSet) Read() (*snapshot.WorkingSet, error) { return readWorkingSet(w.File) }
+
+// Record writes the pages that a clone has written into a file that wants them;
+// ram is the size of the guest's RAM in pages. Until all is there the file is not
+// sound.
+func (w *WorkingSet) Record(ram uint64, written []snapshot.PageRange) error {
+	b, err := (&snapshot.WorkingSet{Snapshot: w.Snapshot, RAM: ram, Written: written}).Encode()
+	if err != nil {
+		return err
+	}
+	if err := w.File.Truncate(int64(len(b))); err != nil {
+		return err
+	}
+	_, err = w.File.WriteAt(b, 0)
+	return err
+}
