@@ -306,7 +306,8 @@ func (vm *VM) reset(ctx context.Context, to *machine.Checkpoint, lineage []strin
 // files are copied.
 func (vm *VM) Agent() *client.Client { return vm.machine.Agent() }
 
-// Dial connects to a vsock port on which a program in the guest listens.
+// Dial connects to a vsock port on which a program in the guest listens. TCP ports
+// and Unix sockets of the guest are reached with Agent().Dial.
 func (vm *VM) Dial(ctx context.Context, port uint32) (net.Conn, error) {
 	return vm.machine.Dial(ctx, port)
 }

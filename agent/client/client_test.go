@@ -164,6 +164,21 @@ func TestOlderAgent(t *testing.T) {
 	}
 }
 
+// A guest that lists commands for ever, or says that one has ended without a result,
+// is found out.
+func TestStrangeCommands(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	var broken *proto.ProtocolError
+	endless := scripted(with(proto.TypeResult, `{"commands":[{"id":"a","number":0}],"more":true}`))
+	if _, err := endless.Commands(ctx); !errors.As(err, &broken) {
+		t.Errorf("endless list: %v", err)
+	}
+	if d, err := scripted(with(proto.TypeResult, `{"id":"a","state":"ended"}`)).Attach(ctx, "a", client.Attachment{}); !errors.As(err, &broken) {
+		t.Errorf("end without a result: %+v, %v", d, err)
+	}
+}
+
 func TestUnreachable(t *testing.T) {
 	refused := errors.New("connection refused")
 	c := client.New(client.Config{Dial: func(context.Context) (net.Conn, error) { return nil, refused }})
@@ -190,6 +205,12 @@ func FuzzAnswers(f *testing.F) {
 		c.Detach(ctx, client.Command{Args: []string{"true"}})
 		c.Attach(ctx, "id", client.Attachment{Stdout: io.Discard})
 		c.Signal(ctx, "id", 9, true)
+		c.Commands(ctx)
+		c.Usage(ctx)
+		if conn, err := c.Dial(ctx, "tcp", ":1"); err == nil {
+			io.WriteString(conn, "input")
+			conn.Close()
+		}
 		c.Renew(ctx, client.Identity{Generation: "g", BootID: true})
 		if ctx.Err() != nil {
 			t.Fatal("an answer that ended kept the client waiting")

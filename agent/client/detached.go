@@ -107,6 +107,9 @@ func (c *Client) Attach(ctx context.Context, id string, a Attachment) (Detached,
 	p.begin(nil, writers, &status)
 	err = p.wait()
 	d := detached(status.CommandStatus, status.Result)
+	if err == nil && !a.Now && d.Result == nil {
+		err = &ConnectionError{Op: proto.OpAttach, Started: true, Err: &proto.ProtocolError{Reason: "an end without a result"}}
+	}
 	if a.Stdout != nil {
 		d.Stdout.Lost = max(0, p.started.StdoutFrom-a.StdoutFrom)
 	}
@@ -128,6 +131,9 @@ func (c *Client) Signal(ctx context.Context, id string, signal int, all bool) (D
 	return detached(status.CommandStatus, status.Result), err
 }
 
+// maxCommands is more than a guest agent keeps.
+const maxCommands = 10_000
+
 // Commands lists the detached commands that the guest agent knows, oldest first.
 func (c *Client) Commands(ctx context.Context) ([]Detached, error) {
 	var list []Detached
@@ -141,6 +147,9 @@ func (c *Client) Commands(ctx context.Context) ([]Detached, error) {
 			return nil, err
 		}
 		for _, s := range part.Commands {
+			if s.Number <= request.After || len(list) == maxCommands {
+				return nil, &ConnectionError{Op: proto.OpCommands, Started: true, Err: &proto.ProtocolError{Reason: "a list of commands that does not end"}}
+			}
 			list = append(list, detached(s.CommandStatus, s.Result))
 			request.After = s.Number
 		}

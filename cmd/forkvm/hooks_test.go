@@ -1,0 +1,35 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// A clone runs what its parent has in /etc/forkvm/resume.d before anything else, and
+// does not come into being if that fails. A snapshot waits for what it is told to.
+func TestHooksAndReadiness(t *testing.T) {
+	h := newHost(t, "")
+	h.start("parent")
+	h.sh("parent", `mkdir -p /etc/forkvm/resume.d
+printf '#!/bin/sh\necho $FORKVM_GENERATION $(hostname) >>/run/hooks\n' >/etc/forkvm/resume.d/10-note
+chmod +x /etc/forkvm/resume.d/10-note`)
+	h.must("exec", "-d", "parent", "--", "sh", "-c", "sleep 0.3; touch /run/up")
+	h.refused("guest_not_ready", "snapshot", "parent", "early", "--ready", "file:/run/never", "--ready-timeout", "100ms")
+	h.must("snapshot", "parent", "hooked", "--ready", "file:/run/up", "--ready", "command:test -e /run/up")
+	h.must("create", slowly, "--snapshot", "hooked", "--name", "clone")
+	if got, want := h.sh("clone", "cat /run/hooks"), h.inspect("clone").Generation+" clone\n"; got != want {
+		t.Errorf("the clone's hook wrote %q, want %q", got, want)
+	}
+	if r := h.forkvm("exec", "parent", "--", "cat", "/run/hooks"); r.code == 0 {
+		t.Errorf("the parent ran its hook: %v", r)
+	}
+	h.sh("parent", `printf '#!/bin/sh\necho no lease\nexit 1\n' >/etc/forkvm/resume.d/10-note`)
+	h.must("snapshot", "parent", "broken")
+	r := h.forkvm("create", slowly, "--snapshot", "broken", "--name", "never", "-o", "json")
+	if r.code == 0 || !strings.Contains(r.stderr, `"identity_unconfirmed"`) || !strings.Contains(r.stderr, "no lease") {
+		t.Error(r)
+	}
+	if got := h.must("stats", "-o", "jsonl", "clone"); !strings.Contains(got, `"protected":true`) {
+		t.Errorf("stats of the clone: %s", got)
+	}
+}
