@@ -235,7 +235,8 @@ func (vm *VM) checkpoint() (c *machine.Checkpoint, lineage []string, life int, e
 
 // Snapshot freezes the machine into a store under a name, and returns what was
 // stored. The machine stands still for the freeze only, not while layers are
-// written. A machine that was paused stays so.
+// written. A machine that was paused stays so. Agent().WaitFor waits until the guest
+// has reached what it is to have reached before.
 //
 // It costs what changed since the machine's last snapshot, which is its parent:
 // take one after each step of a long run, and restore any of them later.

@@ -29,6 +29,10 @@ chmod +x /etc/forkvm/resume.d/10-note`)
 	if r.code == 0 || !strings.Contains(r.stderr, `"identity_unconfirmed"`) || !strings.Contains(r.stderr, "no lease") {
 		t.Error(r)
 	}
+	// Limits hold for a command of a protected guest agent, too, and of another user.
+	if got := h.must("exec", "--ulimit", "nofile=64", "-u", "user", "clone", "--", "sh", "-c", "ulimit -n; cat /proc/self/oom_score_adj"); got != "64\n0\n" {
+		t.Errorf("limit and score of a command: %q", got)
+	}
 	if got := h.must("stats", "-o", "jsonl", "clone"); !strings.Contains(got, `"protected":true`) {
 		t.Errorf("stats of the clone: %s", got)
 	}

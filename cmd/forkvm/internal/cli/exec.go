@@ -240,25 +240,25 @@ func findRunning(ctx context.Context, n Node, ref string) (VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := isRunning(ctx, vm); err != nil {
+	if _, err := runningStatus(ctx, vm); err != nil {
 		return nil, err
 	}
 	return vm, nil
 }
 
-// isRunning returns why a VM's guest cannot be asked anything, or nil.
-func isRunning(ctx context.Context, vm VM) error {
+// runningStatus is the status of a VM whose guest can be asked something.
+func runningStatus(ctx context.Context, vm VM) (*node.Status, error) {
 	st, err := vm.Status(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	switch st.State {
 	case node.Running:
-		return nil
+		return st, nil
 	case node.Paused:
-		return failure.New(failure.VMNotRunning, "vm %s is paused; resume it first", vm.Record().Name)
+		return nil, failure.New(failure.VMNotRunning, "vm %s is paused; resume it first", vm.Record().Name)
 	}
-	return failure.New(failure.VMNotRunning, "vm %s is %s", vm.Record().Name, viewOf(vm, st).condition())
+	return nil, failure.New(failure.VMNotRunning, "vm %s is %s", vm.Record().Name, viewOf(vm, st).condition())
 }
 
 // runner runs a command, or accompanies one, with limits on its streams.

@@ -40,7 +40,7 @@ func (r *readyFlags) wait(ctx context.Context, vm VM, conditions []client.Condit
 	if len(conditions) == 0 {
 		return nil
 	}
-	if err := isRunning(ctx, vm); err != nil {
+	if _, err := runningStatus(ctx, vm); err != nil {
 		return err
 	}
 	limited, cancel := context.WithTimeout(ctx, r.timeout)

@@ -13,7 +13,6 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/internal/failure"
-	"github.com/forkvm/forkvm/internal/node"
 )
 
 // statsTimeout bounds how long a guest may take to answer.
@@ -77,7 +76,7 @@ func running(ctx context.Context, n Node) ([]VM, error) {
 	all, err := n.List()
 	var vms []VM
 	for _, vm := range all {
-		if st, err := vm.Status(ctx); err == nil && st.State == node.Running {
+		if _, err := runningStatus(ctx, vm); err == nil {
 			vms = append(vms, vm)
 		}
 	}
@@ -89,18 +88,18 @@ func measure(ctx context.Context, vm VM) statsView {
 	v := statsView{Schema: "forkvm/stats/v1", VM: nameOf(vm)}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	err := isRunning(ctx, vm)
-	if err == nil {
-		var usage client.Usage
-		if st, statusErr := vm.Status(ctx); statusErr == nil {
-			v.PrivateBytes = st.PrivateBytes
-		}
-		if usage, err = vm.Guest().Usage(ctx); err == nil {
-			v.Guest = &usage
-			return v
-		}
+	st, err := runningStatus(ctx, vm)
+	if err != nil {
+		v.Error = explain(err)
+		return v
 	}
-	v.Error = explain(err)
+	v.PrivateBytes = st.PrivateBytes
+	usage, err := vm.Guest().Usage(ctx)
+	if err != nil {
+		v.Error = explain(err)
+		return v
+	}
+	v.Guest = &usage
 	return v
 }
 
