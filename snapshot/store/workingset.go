@@ -42,20 +42,38 @@ func (s *Store) WorkingSet(m *snapshot.Manifest) *WorkingSet {
 		if sound(f, m) {
 			return &WorkingSet{File: f, Snapshot: m.ID}
 		}
+		retired := s.retire(f, path)
 		f.Close()
+		if !retired {
+			return nil
+		}
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil
 	}
-	f, err = s.snapshots.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	// Nobody can open it for writing a second time.
+	f, err = s.snapshots.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
 		return nil
 	}
-	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+	if !lockFile(f) {
 		f.Close()
 		return nil
 	}
-	// It may have been recorded since. That it is locked now is no harm.
-	return &WorkingSet{File: f, Snapshot: m.ID, Wanted: !sound(f, m)}
+	return &WorkingSet{File: f, Snapshot: m.ID, Wanted: true}
+}
+
+// retire removes a file that is not sound, unless somebody is recording it.
+func (s *Store) retire(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil || !opened.Mode().IsRegular() || !lockFile(f) {
+		return false
+	}
+	there, err := s.snapshots.Lstat(path)
+	return err == nil && os.SameFile(opened, there) && s.snapshots.Remove(path) == nil
+}
+
+func lockFile(f *os.File) bool {
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }
 
 // sound reports whether a file is a working set of the snapshot, or one of a

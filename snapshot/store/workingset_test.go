@@ -56,6 +56,9 @@ func TestWorkingSet(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
+	if st, err := sound.File.Stat(); err != nil || st.Mode().Perm() != 0o444 {
+		t.Errorf("mode %v, %v", st.Mode(), err)
+	}
 	dup, err := sound.Dup()
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +98,8 @@ func TestWorkingSetDamaged(t *testing.T) {
 		"empty": nil, "cut": good[:len(good)-1], "zeros": make([]byte, len(good)),
 		"of another snapshot": foreign, "huge": make([]byte, 1<<20),
 	} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
+		os.Remove(path)
+		if err := os.WriteFile(path, content, 0o444); err != nil {
 			t.Fatal(err)
 		}
 		w := wanted(t, s, m)
@@ -118,6 +122,7 @@ func TestWorkingSetDamaged(t *testing.T) {
 	w.Close()
 	wanted(t, s, m).Close()
 	// A later version's is left alone.
+	os.Remove(path)
 	later := append([]byte(nil), good...)
 	later[8]++
 	if err := os.WriteFile(path, later, 0o600); err != nil {
