@@ -303,9 +303,9 @@ func runModel(t *testing.T, s scanner, mappings, generations int) {
 	if n := len(m.mapped); n > m.budget {
 		t.Errorf("%d mappings with a budget of %d", n, m.budget)
 	}
-	// One for each layer, which is the test's, and one for each child's page map, and
-	// those that a memory keeps.
-	if n := openDescriptors(t) - descriptors; mappings == 0 && n > generations+generations/10+2*(2*maxKeptLayers+1) {
+	// One for each layer, which is the test's, for each child its page map and the
+	// layers that it has hot pages of, and those that a memory keeps.
+	if n := openDescriptors(t) - descriptors; mappings == 0 && n > generations+generations/10*(1+maxKeptLayers)+2*(2*maxKeptLayers+1) {
 		t.Errorf("%d descriptors after %d freezes", n, generations)
 	}
 }

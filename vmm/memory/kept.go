@@ -147,14 +147,21 @@ func (m *Memory) dropOldest() {
 // are read instead.
 func (m *Memory) mapKept() {
 	for _, k := range m.kept {
-		if k.source == noSource || m.windows[k.source] != nil || m.sources[k.source] == nil {
+		if k.source == noSource || m.windows[k.source] != nil {
 			continue
 		}
-		info, err := m.sources[k.source].Stat()
+		f := m.sources[k.source]
+		if f == nil && k.source < len(m.origin.files) {
+			f = m.origin.files[k.source]
+		}
+		if f == nil {
+			continue
+		}
+		info, err := f.Stat()
 		if err != nil || info.Size() == 0 {
 			continue
 		}
-		w, err := linux.MapReadOnly(m.sources[k.source], uint64(info.Size()))
+		w, err := linux.MapReadOnly(f, uint64(info.Size()))
 		if err != nil {
 			continue
 		}

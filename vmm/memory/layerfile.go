@@ -179,13 +179,7 @@ func writeVectors(f *os.File, vectors [][]byte, offset int64) error {
 			return fmt.Errorf("write memory layer (offset %d): %w", offset, err)
 		}
 		offset += int64(n)
-		for len(vectors) > 0 && n >= len(vectors[0]) {
-			n -= len(vectors[0])
-			vectors = vectors[1:]
-		}
-		if n > 0 {
-			vectors[0] = vectors[0][n:]
-		}
+		vectors = advance(vectors, n)
 	}
 	return nil
 }

@@ -119,14 +119,16 @@ func (m *Memory) construct(layers []Layer) (err error) {
 	}
 	all := []piece{{count: m.pages, source: noSource}}
 	m.view, m.mapped = all, all
+	var stack [][]piece
 	for _, l := range layers {
 		source, err := m.addSource(l)
 		if err != nil {
 			return err
 		}
-		m.view = overlay(m.view, layerPieces(l.Extents, source), appendMerged)
+		stack = append(stack, layerPieces(l.Extents, source))
 	}
-	m.origin = originState{view: m.view, files: filesOf(layers)}
+	m.origin = newOrigin(m.pages, stack, filesOf(layers))
+	m.view = m.origin.view
 	if err := m.fill(); err != nil {
 		return err
 	}
@@ -135,13 +137,13 @@ func (m *Memory) construct(layers []Layer) (err error) {
 
 // fill gives the fresh mapping the contents that view says.
 func (m *Memory) fill() error {
-	data := m.dataPieces()
+	data, hot := m.origin.mappable(), m.origin.hot()
 	if len(overlay(m.mapped, data, appendApart)) > m.limit(len(data)) {
 		windows := m.crowded(data, m.flatTarget())
 		if err := m.flatten(windows, flatSource, m.readView); err != nil {
 			return err
 		}
-		data = outside(data, windows)
+		data, hot = outside(data, windows), outside(hot, windows)
 	}
 	rest, err := m.place(data)
 	if err != nil {
@@ -153,7 +155,10 @@ func (m *Memory) fill() error {
 		}
 	}
 	m.markCopied(rest)
-	m.releaseSources(0, rest)
+	if err := m.warm(hot); err != nil {
+		return err
+	}
+	m.releaseSources(0, append(rest, hot...))
 	return nil
 }
 
@@ -168,16 +173,6 @@ func (m *Memory) addSource(l Layer) (int, error) {
 	}
 	m.sources = append(m.sources, f)
 	return len(m.sources) - 1, nil
-}
-
-func (m *Memory) dataPieces() []piece {
-	var data []piece
-	for _, p := range m.view {
-		if !p.zero() {
-			data = append(data, p)
-		}
-	}
-	return data
 }
 
 // advise sets what holds for all of RAM.

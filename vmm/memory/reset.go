@@ -44,22 +44,6 @@ func (m *Memory) ResetTo(layers []Layer) error {
 	return nil
 }
 
-// originState is what Reset goes back to.
-type originState struct {
-	view []piece
-	// files are the layers' own, by the numbers that their sources have in view.
-	files []*os.File
-}
-
-func filesOf(layers []Layer) (files []*os.File) {
-	for _, l := range layers {
-		if l.File != nil {
-			files = append(files, l.File)
-		}
-	}
-	return files
-}
-
 // resetLocked makes the contents those of origin.
 func (m *Memory) resetLocked() error {
 	if m.closed.Load() {
@@ -72,13 +56,18 @@ func (m *Memory) resetLocked() error {
 		}
 		var err error
 		m.view = m.origin.view
-		if rest, err = m.place(differing(m.view, m.mapped)); err != nil {
+		if rest, err = m.place(differing(m.origin.under, m.mapped)); err != nil {
 			return err
 		}
 		m.mapped, m.copied = joined(m.mapped), nil
 		closeAll(m.sources[len(m.origin.files):])
 		m.sources = m.sources[:len(m.origin.files)]
 		if err := m.advise(); err != nil {
+			return err
+		}
+		hot := m.origin.hot()
+		rest = outside(rest, rangesOf(hot))
+		if err := m.warm(hot); err != nil {
 			return err
 		}
 	}
@@ -98,7 +87,7 @@ func (m *Memory) resetLocked() error {
 // is, known by the new numbers of its sources.
 func (m *Memory) rebaseLocked(layers []Layer) {
 	numbers := make(map[int]int) // of sources, old to new
-	view := []piece{{count: m.pages, source: noSource}}
+	var stack [][]piece
 	number := 0
 	for _, l := range layers {
 		source := noSource
@@ -109,13 +98,13 @@ func (m *Memory) rebaseLocked(layers []Layer) {
 			}
 			number++
 		}
-		view = overlay(view, layerPieces(l.Extents, source), appendMerged)
+		stack = append(stack, layerPieces(l.Extents, source))
 	}
 	m.mapped = renumbered(m.mapped, numbers)
 	m.dropOriginals()
 	closeAll(m.sources)
 	m.sources = make([]*os.File, number)
-	m.origin = originState{view: view, files: filesOf(layers)}
+	m.origin = newOrigin(m.pages, stack, filesOf(layers))
 }
 
 // sourceOf returns the number of the source that has this file, noSource if none
