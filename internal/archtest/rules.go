@@ -87,7 +87,7 @@ var rules = []rule{
 		"what an embedder imports"},
 	{"cmd/forkvm-agent", []string{"agent/..."}, []string{sys},
 		"a thin main, copied into every guest"},
-	{"cmd/...", []string{"", "cmd/...", "internal/...", "kvm/...", "vmm", "vmm/memory", "snapshot/...", "guest/...", "agent/client", "agent/proto"}, []string{sys, "golang.org/x/term", "github.com/BurntSushi/toml", "github.com/spf13", "github.com/vbauerster/mpb"},
+	{"cmd/...", []string{"", "cmd/...", "internal/...", "kvm/...", "vmm", "vmm/memory", "snapshot/...", "guest/...", "agent/client", "agent/proto"}, []string{sys, "golang.org/x/term", "github.com/BurntSushi/toml", "github.com/spf13"},
 		"thin mains"},
 
 	// Development.

@@ -11,7 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -83,12 +83,13 @@ type Standing struct {
 	Lineage      []string `json:"lineage,omitempty"`
 }
 
-// namePattern: what may be a name of a VM. It is a file name and, as a hostname,
-// a label of the domain name system.
-var namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-
+// checkName: a VM's name is a file name and, as a hostname, a label of the domain name
+// system.
 func checkName(name string) error {
-	if !namePattern.MatchString(name) {
+	const ends = "abcdefghijklmnopqrstuvwxyz0123456789"
+	const inside = ends + "-"
+	if len(name) < 1 || len(name) > 63 || strings.Trim(name, inside) != "" ||
+		strings.Trim(name[:1]+name[len(name)-1:], ends) != "" {
 		return failure.New(failure.InvalidArgument, "vm name %q: 1 to 63 of a-z, 0-9 and -, with no - at either end, are possible", name)
 	}
 	return nil

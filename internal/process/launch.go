@@ -121,7 +121,9 @@ const spareProcs = 2
 func (c *PrepareConfig) runtime() []string {
 	return []string{
 		// Huge pages would make a heap of some hundred kilobytes one of 4 MiB.
-		"GODEBUG=disablethp=1",
+		// And the tables with which hash/crc32 uses SSE 4.2 take it longer to make than
+		// a VM process ever has to checksum.
+		"GODEBUG=disablethp=1,cpu.sse42=off",
 		// A vCPU in the guest occupies one of the runtime's processors until the
 		// runtime's monitor, which sleeps up to 10 ms, takes it away. On a small host
 		// nobody would look at sockets and devices meanwhile; on a large one each

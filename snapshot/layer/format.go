@@ -129,7 +129,7 @@ func decodeHeader(b []byte) (header, error) {
 	if le.Uint32(b[84:]) != UnitSize || le.Uint32(b[88:]) != ChunkSize {
 		return header{}, fmt.Errorf("header: %w: units of %d, chunks of %d bytes", snapshot.ErrInvalid, le.Uint32(b[84:]), le.Uint32(b[88:]))
 	}
-	if len(bytes.TrimLeft(b[headerUsed:DataOffset], "\x00")) != 0 {
+	if !bytes.Equal(b[headerUsed:DataOffset], zeroUnit[headerUsed:]) {
 		return header{}, fmt.Errorf("header: %w: reserved bytes are set", snapshot.ErrInvalid)
 	}
 	return h, h.check()
