@@ -2,6 +2,7 @@ package agent
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -85,7 +86,8 @@ func (m machine) RenewBootID() (string, error) {
 		return "", err
 	}
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80 // version 4, RFC 9562 5.4
-	id := fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	h := hex.EncodeToString(b[:])
+	id := h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 	if err := m.cover(bootIDPath, "boot_id", []byte(id+"\n")); err != nil {
 		return "", err
 	}
@@ -126,10 +128,12 @@ func covered(source, target string) bool {
 // missing.
 func replaceFile(path string, content []byte, mode fs.FileMode) error {
 	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
 	f, err := os.CreateTemp(dir, ".forkvm-*")
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.MkdirAll(dir, 0o755); err == nil {
+			f, err = os.CreateTemp(dir, ".forkvm-*")
+		}
+	}
 	if err != nil {
 		return err
 	}

@@ -22,11 +22,8 @@ const (
 	opPackage     = 0x12
 	opMethod      = 0x14
 	opExtension   = 0x5b
-	opArg0        = 0x68
 	opNotify      = 0x86
 	opDevice      = 0x82 // after opExtension
-	opEqual       = 0x93
-	opIf          = 0xa0
 )
 
 func join(terms ...aml) aml { return slices.Concat(terms...) }
@@ -108,11 +105,6 @@ func method(name aml, arguments int, terms ...aml) aml {
 
 func pack(elements ...aml) aml {
 	return join(aml{opPackage}, sized(join(aml{byte(len(elements))}, join(elements...))))
-}
-
-// ifEqual runs terms if a and b are equal.
-func ifEqual(a, b aml, terms ...aml) aml {
-	return join(aml{opIf}, sized(join(aml{opEqual}, a, b, join(terms...))))
 }
 
 func notify(object aml, value uint64) aml {

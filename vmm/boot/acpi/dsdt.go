@@ -65,16 +65,16 @@ func generationID(g GenerationID) aml {
 		named(segment("ADDR"), address))
 }
 
-// eventDevice turns the generation id's interrupt into its notification, section
-// 5.6.9. A name of one segment is looked for in the enclosing scopes too.
+// eventDevice turns the generation id's interrupt, the only one that it has, into
+// its notification, section 5.6.9. It is one of the first things that a clone does,
+// so the method does not look at the interrupt's number. A name of one segment is
+// looked for in the enclosing scopes too.
 func eventDevice(g GenerationID) aml {
 	return device(segment("GED"),
 		named(segment("_HID"), text("ACPI0013")),
 		named(segment("_UID"), integer(0)),
 		named(segment("_CRS"), resources(edgeInterrupt(g.GSI))),
-		method(segment("_EVT"), 1,
-			ifEqual(aml{opArg0}, integer(uint64(g.GSI)),
-				notify(segment("VGEN"), deviceChanged))))
+		method(segment("_EVT"), 1, notify(segment("VGEN"), deviceChanged)))
 }
 
 func panicNotifier(port uint16) aml {
