@@ -33,7 +33,7 @@ func CopyBottom(ctx context.Context, dst *os.File, l *Layer) error {
 func copyLayer(ctx context.Context, dst *os.File, l *Layer, holes uint64) error {
 	extents, err := l.sourceExtents()
 	if err == nil {
-		err = pack(ctx, dst, l.core, packing{indexOf(extents, 0), []*Layer{l}, holes})
+		err = pack(ctx, dst, l.core, packing{indexOf(extents, 0), []*Layer{l}, holes, true})
 	}
 	if err != nil {
 		return fmt.Errorf("copy layer (%s): %w", l.id, err)
@@ -54,7 +54,8 @@ type packing struct {
 	sources  []*Layer // by the segments' files
 	// holes is how many units may lie between two segments for them to lie in the
 	// file as in memory; 0 where something is below.
-	holes uint64
+	holes     uint64
+	checksums bool
 }
 
 // pack writes a layer file of identity c into an empty file, with the data in the
@@ -67,7 +68,7 @@ func pack(ctx context.Context, dst *os.File, c *core, p packing) error {
 	if size != 0 {
 		return fmt.Errorf("%w: destination is not empty", snapshot.ErrInvalid)
 	}
-	w := &packer{ctx: ctx, dst: dst, buf: make([]byte, 0, ChunkSize), at: DataOffset}
+	w := &packer{ctx: ctx, dst: dst, checksums: p.checksums, buf: make([]byte, 0, ChunkSize), at: DataOffset}
 	packed := make([]Extent, 0, len(p.segments))
 	next, end := int64(DataOffset), uint64(0) // in the file; of the last data's units
 	for _, s := range p.segments {
@@ -91,7 +92,7 @@ func pack(ctx context.Context, dst *os.File, c *core, p packing) error {
 	if err := w.finish(); err != nil {
 		return err
 	}
-	_, err = writeIndex(dst, c, uint64(next-DataOffset)/UnitSize, packed, w.sums, true)
+	_, err = writeIndex(dst, c, uint64(next-DataOffset)/UnitSize, packed, w.sums, p.checksums)
 	return err
 }
 
@@ -132,11 +133,13 @@ func (l *Layer) readData(p []byte, off int64) error {
 // packer writes source ranges one after the other, in chunks as the checksums
 // want them, reading neighbours in one go.
 type packer struct {
-	ctx  context.Context
-	dst  *os.File
-	buf  []byte // the chunk being filled
-	at   int64  // where it goes
-	sums []uint32
+	ctx context.Context
+	dst *os.File
+	buf []byte // the chunk being filled
+	at  int64  // where it goes
+
+	checksums bool
+	sums      []uint32
 
 	src          *Layer // of the range not read yet
 	from, length int64
@@ -203,7 +206,9 @@ func (w *packer) flush() error {
 	if err := writeSparse(w.dst, w.buf, w.at); err != nil {
 		return err
 	}
-	w.sums = append(w.sums, crc32.Checksum(w.buf, castagnoli))
+	if w.checksums {
+		w.sums = append(w.sums, crc32.Checksum(w.buf, castagnoli))
+	}
 	w.at += int64(len(w.buf))
 	w.buf = w.buf[:0]
 	return nil

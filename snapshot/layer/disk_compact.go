@@ -30,7 +30,7 @@ func (d *Disk) compact(ctx context.Context, dst *os.File, run Run) error {
 	if err := checkTop(dst); err != nil {
 		return err
 	}
-	if err := Merge(ctx, dst, run); err != nil {
+	if err := Merge(ctx, dst, run, MergeOptions{}); err != nil {
 		return err
 	}
 	merged, err := Open(dst)

@@ -169,7 +169,7 @@ func TestCopyBottom(t *testing.T) {
 	}{
 		{"copy", func(dst *os.File) error { return CopyBottom(context.Background(), dst, src) }},
 		{"merge", func(dst *os.File) error {
-			return Merge(context.Background(), dst, Run{Layers: []*Layer{src}, id: goldenID, Bottom: true})
+			return Merge(context.Background(), dst, Run{Layers: []*Layer{src}, id: goldenID, Bottom: true}, MergeOptions{Checksums: true})
 		}},
 	} {
 		t.Run(bottom.name, func(t *testing.T) {

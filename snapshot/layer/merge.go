@@ -105,15 +105,22 @@ func collapse(runs []Run, n int, level uint32) []Run {
 	return append(slices.Clip(rest), merged)
 }
 
-// Merge writes the run as one layer file with data checksums into dst, which
-// must be empty and stays the caller's: what is seen of its layers from above,
-// zeros included where they hide what lies below. Nothing is synced.
-func Merge(ctx context.Context, dst *os.File, r Run) error {
+// MergeOptions say how a merged layer is written.
+type MergeOptions struct {
+	// Checksums of the data: not needed in a file that only lives as long as its
+	// machines, see SealOptions.
+	Checksums bool
+}
+
+// Merge writes the run as one layer file into dst, which must be empty and stays the
+// caller's: what is seen of its layers from above, zeros included where they hide
+// what lies below. Nothing is synced.
+func Merge(ctx context.Context, dst *os.File, r Run, o MergeOptions) error {
 	c := &core{id: r.id, kind: r.Layers[0].kind, level: r.level}
 	for _, l := range r.Layers {
 		c.units = max(c.units, l.units)
 	}
-	p := packing{segments: flattenRange(r.Layers, 0), sources: r.Layers}
+	p := packing{segments: flattenRange(r.Layers, 0), sources: r.Layers, checksums: o.Checksums}
 	if r.Bottom {
 		p.holes = bottomHoles(c.kind)
 	}

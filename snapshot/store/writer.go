@@ -120,7 +120,7 @@ func (w *Writer) addRun(ctx context.Context, role string, r layer.Run) (snapshot
 	return w.addFile(role, r.ID(), func(key string) (snapshot.LayerRef, error) {
 		ref, err := w.share(ctx, key, r.Layers[0].Kind(), r.ID())
 		if errors.Is(err, errNotLinkable) {
-			ref, err = w.write(key+".layer", func(f *os.File) error { return layer.Merge(ctx, f, r) })
+			ref, err = w.write(key+".layer", func(f *os.File) error { return layer.Merge(ctx, f, r, layer.MergeOptions{Checksums: true}) })
 		}
 		return ref, err
 	})
