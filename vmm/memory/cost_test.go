@@ -58,8 +58,10 @@ func TestMemoryCosts(t *testing.T) {
 	t.Logf("freeze unprepared: %.2f µs a page", per(plain, pages))
 	t.Logf("freeze of pages that have not changed since the last: %.2f µs a page", per(same, pages))
 
+	m.lock()
 	still := m.stillKept(m.kept[len(m.kept)-1].pieces)[:64]
 	t.Logf("settle: %.1f µs a piece", per(timed(func() { m.settlePieces(still) }), len(still)))
+	m.mu.Unlock()
 
 	idle := newMemory(t, Config{Size: 8 << 30})
 	t.Logf("freeze of nothing, 8 GiB: %v", frozen(idle))

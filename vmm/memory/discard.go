@@ -21,7 +21,7 @@ func (m *Memory) Discard(gpa, n uint64) error {
 	if r.start >= r.end {
 		return nil
 	}
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	if m.closed.Load() {
 		return m.errClosed("discard")

@@ -12,13 +12,14 @@ import (
 // VM and whoever is made from the layer share the pages. Contents do not change.
 //
 // The layer's file is a memory file, the caller's to close, with data from
-// DataStart on in page order, sealed against shrinking; see Layer.Seal. Pages of
-// zeros are not stored: they become zero extents where something lies below, and
-// nothing otherwise. The same goes for pages that Discard gave back.
+// DataStart on in page order and room of any length behind it, not sealed; see
+// Layer.Seal. Pages of zeros are not stored: they become zero extents where
+// something lies below, and nothing otherwise. The same goes for pages that Discard
+// gave back.
 //
 // Nobody may write guest memory meanwhile. On an error nothing has changed.
 func (m *Memory) Freeze() (Layer, error) {
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	plan, err := m.planLocked()
 	if err != nil {
@@ -28,27 +29,57 @@ func (m *Memory) Freeze() (Layer, error) {
 	if err != nil {
 		return Layer{}, err
 	}
-	m.adoptLocked(plan, layer, source, mapped)
+	for _, ranges := range [][]pageRange{plan.private, plan.dropped} {
+		m.uncopy(ranges)
+	}
+	m.settle()
+	m.frozen = &frozen{
+		extents: layer.Extents,
+		source:  source,
+		private: plan.private,
+		mapped:  mapped,
+		left:    m.dropZeros(plan.dropped),
+	}
 	return layer, nil
 }
 
-// adoptLocked bases the memory on the new layer. None of its steps changes what
-// the memory contains, so what cannot be mapped is left out.
+// frozen is what is left to do of a freeze when the guest runs again, since it
+// changes nothing but what is known about the memory.
+type frozen struct {
+	extents []Extent // of the layer
+	source  int
+	private []pageRange // pages that are in extents and were private
+	mapped  []piece     // those of them that are mapped now
+	left    []piece     // private zeros over zeros
+}
+
+// lock takes mu and does what the last freeze left to do.
+func (m *Memory) lock() {
+	m.mu.Lock()
+	m.adoptLocked()
+}
+
+// adoptLocked bases the memory on the layer of the last freeze.
 //
 // The pages stay private on purpose. Mapping the layer over a single page costs
 // more than ten times as much as finding out next time that the page is still the
 // same, and one that was written once is likely to be written again, which costs
 // a fault and a copy if it was mapped. So it is mapped when it has not changed for
 // some freezes. Only what is in mapped has been mapped before.
-func (m *Memory) adoptLocked(p plan, layer Layer, source int, mapped []piece) {
-	pieces := layerPieces(layer.Extents, source)
+func (m *Memory) adoptLocked() {
+	f := m.frozen
+	if f == nil {
+		return
+	}
+	m.frozen = nil
+	pieces := layerPieces(f.extents, f.source)
 	m.view = overlay(m.view, pieces, appendMerged)
 	m.discarded, m.owed = nil, nil
-	private := outside(inside(pieces, p.private), rangesOf(mapped))
-	private = append(private, m.dropZeros(p.dropped)...)
+	private := outside(inside(pieces, f.private), rangesOf(f.mapped))
+	private = append(private, f.left...)
 	byStart(private)
-	m.keep(source, private)
-	m.settle()
+	m.keep(f.source, private)
+	m.cold = int(m.copied.count())
 }
 
 // replace maps pieces over private pages that have the same contents, and returns

@@ -71,9 +71,6 @@ func TestSealedLayerCannotChange(t *testing.T) {
 	m := newMemory(t, Config{Size: testSize})
 	write(t, m, 0, []byte{1})
 	layer := freeze(t, m)
-	if err := layer.File.Truncate(0); !errors.Is(err, unix.EPERM) {
-		t.Errorf("truncate: %v, want EPERM", err)
-	}
 	if _, err := layer.File.WriteAt([]byte("header"), 0); err != nil {
 		t.Errorf("write of a header: %v", err)
 	}
@@ -82,6 +79,9 @@ func TestSealedLayerCannotChange(t *testing.T) {
 	}
 	if _, err := layer.File.WriteAt([]byte("x"), DataStart); !errors.Is(err, unix.EPERM) {
 		t.Errorf("write to sealed layer: %v, want EPERM", err)
+	}
+	if err := layer.File.Truncate(0); !errors.Is(err, unix.EPERM) {
+		t.Errorf("truncate: %v, want EPERM", err)
 	}
 	child := newMemory(t, Config{Size: testSize, Layers: []Layer{layer}})
 	write(t, child, 0, []byte{2})
@@ -349,8 +349,8 @@ func checkLayerContents(t *testing.T, l Layer, data []byte) {
 			}
 		}
 	}
-	if info, err := l.File.Stat(); err != nil || info.Size() != next {
-		t.Fatalf("file has %d bytes (%v), want %d", info.Size(), err, next)
+	if info, err := l.File.Stat(); err != nil || info.Size() < next {
+		t.Fatalf("file has %d bytes (%v), want %d or more", info.Size(), err, next)
 	}
 }
 

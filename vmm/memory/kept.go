@@ -38,19 +38,29 @@ func (m *Memory) keep(source int, pieces []piece) {
 	m.kept = append(m.kept, keptPages{source: source, pieces: pieces})
 }
 
-// settle maps kept pages, oldest layer first, until the bounds hold or the effort
-// for one freeze is spent. The newest layer is left alone.
-func (m *Memory) settle() {
-	if len(m.kept) < 2 {
-		return
+// uncopy notes that pages were written since they were kept.
+func (m *Memory) uncopy(ranges []pageRange) {
+	for _, r := range ranges {
+		for n := r.start; n < r.end; n++ {
+			if m.copied.has(n) {
+				m.copied.clear(piece{start: n, count: 1})
+				m.cold--
+			}
+		}
 	}
-	cold := int(m.copied.count()) - int(countPieces(m.kept[len(m.kept)-1].pieces))
+}
+
+// settle maps kept pages, oldest layer first, until the bounds hold or the effort
+// for one freeze is spent. The pages of the layer that is being frozen are not among
+// the kept ones yet, and are left alone.
+func (m *Memory) settle() {
+	cold := m.cold
 	effort := max(settleRuns, (cold-2*maxKeptPages)/8)
-	for len(m.kept) > 1 && (len(m.kept) > maxKeptLayers || cold > maxKeptPages) {
+	for len(m.kept) > 0 && (len(m.kept) >= maxKeptLayers || cold > maxKeptPages) {
 		oldest := &m.kept[0]
 		still := m.stillKept(oldest.pieces)
 		n := min(effort, len(still))
-		if len(m.kept) > 2*maxKeptLayers {
+		if len(m.kept) >= 2*maxKeptLayers {
 			n = len(still)
 		}
 		cold -= int(countPieces(still[:n]))
@@ -62,7 +72,7 @@ func (m *Memory) settle() {
 		}
 		m.dropOldest()
 	}
-	for len(m.kept) > maxStuckLayers {
+	for len(m.kept) >= maxStuckLayers {
 		m.forgetOldest()
 	}
 }

@@ -32,9 +32,9 @@ type Layer struct {
 	window *linux.Mapping // how Freeze filled the file, nil if it wrote to it
 }
 
-// Seal forbids any further change of the file of a layer that Freeze made.
-// Freeze itself only forbids shrinking, so that a header and an index can still
-// be written around the data; whoever has done that calls Seal.
+// Seal forbids any further change of the file of a layer that Freeze made. Before,
+// a header and an index can be written around the data, and what is behind them cut
+// off; whoever has done that calls Seal, and only then shares the file.
 func (l Layer) Seal() error {
 	if err := l.unmap(); err != nil {
 		return err

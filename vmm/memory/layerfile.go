@@ -39,7 +39,7 @@ func (f *layerFile) close() error {
 // gets the room for them. Unlike Freeze, it may be called while others access
 // guest memory. Freeze works without it.
 func (m *Memory) PrepareFreeze() error {
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	m.mapKept()
 	changed, err := m.changedLocked()
@@ -118,15 +118,16 @@ func (m *Memory) storeLocked(p plan) (layer Layer, source int, mapped []piece, e
 	} else {
 		err = guard(func() error { return m.writePages(f, p.extents) })
 	}
-	// A prepared file may be too long, and one without data is too short.
-	if err == nil {
+	// A prepared file may be too long, which is nothing to see to now; one without
+	// data is too short.
+	if err == nil && f.window == nil {
 		err = f.file.Truncate(p.bytes)
 	}
 	if err != nil {
 		m.releaseSources(source, nil)
 		return layer, 0, mapped, fmt.Errorf("store memory layer (%d bytes): %w", p.bytes, err)
 	}
-	return layer, source, mapped, linux.AddSeals(f.file, linux.SealShrink)
+	return layer, source, mapped, nil
 }
 
 // maxVectors bounds the parts of one vectored write. The kernel takes far more,

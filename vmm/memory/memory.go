@@ -38,7 +38,7 @@ type Memory struct {
 	base    uintptr // its address
 	closed  atomic.Bool
 
-	mu      sync.Mutex // guards what follows; never held during an access
+	mu      sync.Mutex // guards what follows, see lock; never held during an access
 	pagemap *linux.Pagemap
 	scan    scanner
 	budget  int
@@ -67,6 +67,11 @@ type Memory struct {
 	// mapped to be compared with.
 	kept    []keptPages
 	windows map[int]*linux.Mapping // by source
+	// cold is how many pages are copied, or a few more: those that were kept and not
+	// written since.
+	cold int
+	// frozen is what the last freeze left to do, nil if that is done. lock does it.
+	frozen *frozen
 	// prepared is the file for the next layer, nil if there is none.
 	prepared *layerFile
 	// reverted are private pages with the contents that view says, from a reset;

@@ -14,7 +14,7 @@ import (
 // Nobody may access guest memory meanwhile. After an error the contents are
 // undefined, and the memory is good for nothing but Close.
 func (m *Memory) Reset() error {
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	if err := m.resetLocked(); err != nil {
 		return fmt.Errorf("reset memory: %w", err)
@@ -32,7 +32,7 @@ func (m *Memory) ResetTo(layers []Layer) error {
 			return err
 		}
 	}
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	if m.closed.Load() {
 		return m.errClosed("reset")

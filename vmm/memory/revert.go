@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"bytes"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -62,7 +61,7 @@ func (r *reverter) page(n uint64) error {
 		return r.m.copyIn(r.from.from(n).until(n + 1))
 	case !ok, !was && !pinned && r.room <= 0:
 		return r.giveBack(pageRange{n, n + 1})
-	case (was || pinned) && bytes.Equal(r.m.page(n), original):
+	case (was || pinned) && samePage(r.m.page(n), original):
 		if pinned {
 			return nil
 		}

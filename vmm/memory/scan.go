@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"slices"
@@ -114,7 +113,7 @@ func contains(ranges []pageRange, n uint64) bool {
 
 var zeroPage [PageSize]byte
 
-func isZero(page []byte) bool { return bytes.Equal(page, zeroPage[:]) }
+func isZero(page []byte) bool { return samePage(page, zeroPage[:]) }
 
 // changedLocked returns the pages that were written since the last freeze: the
 // private ones, without those that are private only because they were copied
@@ -177,7 +176,7 @@ func (m *Memory) appendChanged(changed []pageRange, p piece) ([]pageRange, error
 			case p.zero():
 				same = isZero(m.page(n))
 			case offset+PageSize <= int64(len(window)):
-				same = bytes.Equal(m.page(n), window[offset:offset+PageSize])
+				same = samePage(m.page(n), window[offset:offset+PageSize])
 			default:
 				var err error
 				if same, err = m.equalsFile(n, p.from(n)); err != nil {
@@ -209,14 +208,14 @@ func (m *Memory) equalsFile(n uint64, p piece) (bool, error) {
 	if err := m.readSource(p, original[:]); err != nil {
 		return false, err
 	}
-	return bytes.Equal(m.page(n), original[:]), nil
+	return samePage(m.page(n), original[:]), nil
 }
 
 // Private returns the pages that were written since the memory was made or
 // frozen, whatever was written to them. The extents' offsets are 0 and mean
 // nothing. Nobody may write guest memory meanwhile.
 func (m *Memory) Private() ([]Extent, error) {
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	changed, err := m.changedLocked()
 	if err != nil {
