@@ -68,8 +68,9 @@ type Machine struct {
 	PIO  *devices.Bus
 
 	// op serialises the calls that change the machine's life, which wait for
-	// threads. Taken before mu.
-	op sync.Mutex
+	// threads, and guards what follows. Taken before mu.
+	op      sync.Mutex
+	decoded *decoded // of the last Restore or Reset, nil before
 
 	mu      sync.Mutex // guards what follows; never held while waiting
 	phase   phase

@@ -23,47 +23,71 @@ const (
 // ID.
 func DeviceSection(id string) string { return deviceSection + id }
 
-// Save returns the state of a paused machine, without its memory and disks:
-// vCPUs first, since reading a vCPU can still change the controllers, then
-// interrupt controllers, timer and clock, then the devices.
+// Save returns the state of a paused machine, without its memory and disks, for
+// Restore and Reset.
 func (m *Machine) Save() (*snapshot.State, error) {
+	s, err := m.Capture()
+	if err != nil {
+		return nil, err
+	}
+	return s.State()
+}
+
+// Captured is the state of a machine as KVM and the devices gave it.
+type Captured struct {
+	vcpus   []*cpu.State
+	chips   [kvm.NRIRQChips]kvm.IRQChip
+	pit     kvm.PITState
+	clock   kvm.ClockData
+	devices []capturedDevice
+}
+
+type capturedDevice struct {
+	id   string
+	data []byte
+}
+
+// Capture is the part of Save for which the machine has to stand still: vCPUs first,
+// since reading a vCPU can still change the controllers, then interrupt controllers,
+// timer and clock, then the devices.
+func (m *Machine) Capture() (*Captured, error) {
 	m.op.Lock()
 	defer m.op.Unlock()
 	if err := m.expect(phasePaused); err != nil {
 		return nil, fmt.Errorf("save machine: %w", err)
 	}
-	s := &snapshot.State{}
-	if err := m.saveVCPUs(s); err != nil {
+	s := &Captured{}
+	if err := m.capture(s); err != nil {
 		return nil, fmt.Errorf("save machine: %w", err)
-	}
-	if err := m.saveControllers(s); err != nil {
-		return nil, fmt.Errorf("save machine: %w", err)
-	}
-	for _, d := range m.devices {
-		data, err := d.Save()
-		if err != nil {
-			return nil, fmt.Errorf("save machine: device %s: %w", d.ID(), err)
-		}
-		if err := s.Add(DeviceSection(d.ID()), data); err != nil {
-			return nil, fmt.Errorf("save machine: %w", err)
-		}
 	}
 	return s, nil
 }
 
-func (m *Machine) saveVCPUs(s *snapshot.State) error {
+func (m *Machine) capture(s *Captured) (err error) {
 	for _, v := range m.vcpus {
 		state, err := m.policy.Save(v.fd)
 		if err != nil {
 			return fmt.Errorf("vcpu %d: %w", v.index, err)
 		}
-		data, err := state.MarshalBinary()
-		if err != nil {
-			return fmt.Errorf("vcpu %d: %w", v.index, err)
-		}
-		if err := s.Add(fmt.Sprintf("%s%d", vcpuSection, v.index), data); err != nil {
+		s.vcpus = append(s.vcpus, state)
+	}
+	for id := range s.chips {
+		if s.chips[id], err = m.vm.IRQChip(uint32(id)); err != nil {
 			return err
 		}
+	}
+	if s.pit, err = m.vm.PIT(); err != nil {
+		return err
+	}
+	if s.clock, err = m.vm.Clock(); err != nil {
+		return err
+	}
+	for _, d := range m.devices {
+		data, err := d.Save()
+		if err != nil {
+			return fmt.Errorf("device %s: %w", d.ID(), err)
+		}
+		s.devices = append(s.devices, capturedDevice{d.ID(), data})
 	}
 	return nil
 }
@@ -74,28 +98,42 @@ type pitState struct {
 	Flags    uint32
 }
 
-func (m *Machine) saveControllers(s *snapshot.State) error {
-	for id := range uint32(kvm.NRIRQChips) {
-		chip, err := m.vm.IRQChip(id)
+// State is the form in which a state is kept.
+func (c *Captured) State() (*snapshot.State, error) {
+	s := &snapshot.State{}
+	if err := c.encode(s); err != nil {
+		return nil, fmt.Errorf("save machine: %w", err)
+	}
+	return s, nil
+}
+
+func (c *Captured) encode(s *snapshot.State) error {
+	for i, v := range c.vcpus {
+		data, err := v.MarshalBinary()
 		if err != nil {
+			return fmt.Errorf("vcpu %d: %w", i, err)
+		}
+		if err := s.Add(fmt.Sprintf("%s%d", vcpuSection, i), data); err != nil {
 			return err
 		}
-		if err := s.Add(fmt.Sprintf("%s%d", irqchipSection, id), chip.Chip[:]); err != nil {
+	}
+	for id := range c.chips {
+		if err := s.Add(fmt.Sprintf("%s%d", irqchipSection, id), c.chips[id].Chip[:]); err != nil {
 			return err
 		}
 	}
-	pit, err := m.vm.PIT()
-	if err != nil {
+	if err := add(s, pitSection, pitState{Channels: c.pit.Channels, Flags: c.pit.Flags}); err != nil {
 		return err
 	}
-	if err := add(s, pitSection, pitState{Channels: pit.Channels, Flags: pit.Flags}); err != nil {
+	if err := add(s, clockSection, c.clock.Clock); err != nil {
 		return err
 	}
-	clock, err := m.vm.Clock()
-	if err != nil {
-		return err
+	for _, d := range c.devices {
+		if err := s.Add(DeviceSection(d.id), d.data); err != nil {
+			return err
+		}
 	}
-	return add(s, clockSection, clock.Clock)
+	return nil
 }
 
 // Restore gives a new machine the state that Save returned, of this or another
@@ -117,12 +155,16 @@ func (m *Machine) Restore(s *snapshot.State) error {
 
 // restore sets vCPUs and controllers.
 func (m *Machine) restore(s *snapshot.State) error {
-	for _, v := range m.vcpus {
-		if err := m.restoreVCPU(s, v); err != nil {
+	d, err := m.decode(s)
+	if err != nil {
+		return err
+	}
+	for i, v := range m.vcpus {
+		if err := m.policy.Restore(v.fd, &d.vcpus[i]); err != nil {
 			return fmt.Errorf("vcpu %d: %w", v.index, err)
 		}
 	}
-	return m.restoreControllers(s)
+	return m.restoreControllers(d)
 }
 
 // Reset gives a paused machine that has run the state that Save returned, of this
@@ -133,7 +175,8 @@ func (m *Machine) restore(s *snapshot.State) error {
 // way is an edge of an interrupt line, which KVM delivers from a work queue: the
 // guest's driver finds nothing to do for it.
 //
-// After an error the machine is good for nothing but Close.
+// The state is not changed by anybody afterwards. After an error the machine is good
+// for nothing but Close.
 func (m *Machine) Reset(s *snapshot.State) error {
 	m.op.Lock()
 	defer m.op.Unlock()
@@ -158,44 +201,68 @@ func (m *Machine) Reset(s *snapshot.State) error {
 	return nil
 }
 
-func (m *Machine) restoreVCPU(s *snapshot.State, v *vcpu) error {
-	data, err := section(s, fmt.Sprintf("%s%d", vcpuSection, v.index))
-	if err != nil {
-		return err
-	}
-	var state cpu.State
-	if err := state.UnmarshalBinary(data); err != nil {
-		return err
-	}
-	return m.policy.Restore(v.fd, &state)
-}
-
 // restoreControllers comes after the vCPUs: setting a local APIC can change what
 // the I/O APIC still has to deliver.
-func (m *Machine) restoreControllers(s *snapshot.State) error {
-	for id := range uint32(kvm.NRIRQChips) {
-		chip := kvm.IRQChip{ChipID: id}
-		if err := get(s, fmt.Sprintf("%s%d", irqchipSection, id), &chip.Chip); err != nil {
-			return err
-		}
+func (m *Machine) restoreControllers(d *decoded) error {
+	for _, chip := range d.chips {
 		if err := m.vm.SetIRQChip(chip); err != nil {
 			return err
 		}
 	}
-	var pit pitState
-	if err := get(s, pitSection, &pit); err != nil {
-		return err
-	}
-	if err := m.vm.SetPIT(kvm.PITState{Channels: pit.Channels, Flags: pit.Flags}); err != nil {
+	if err := m.vm.SetPIT(d.pit); err != nil {
 		return err
 	}
 	// The guest's monotonic time goes on where it stopped. What time it is in
 	// the world is set by whoever renews the guest's identity.
-	var clock kvm.ClockData
-	if err := get(s, clockSection, &clock.Clock); err != nil {
-		return err
+	return m.vm.SetClock(d.clock.Frozen())
+}
+
+// decoded is a state's part that is KVM's. The machine keeps the last one, since it
+// is reset to the same state again and again.
+type decoded struct {
+	from  *snapshot.State
+	vcpus []cpu.State
+	chips [kvm.NRIRQChips]kvm.IRQChip
+	pit   kvm.PITState
+	clock kvm.ClockData
+}
+
+// decode reads a state, which nobody changes afterwards. op is held.
+func (m *Machine) decode(s *snapshot.State) (*decoded, error) {
+	if d := m.decoded; d != nil && d.from == s {
+		return d, nil
 	}
-	return m.vm.SetClock(clock.Frozen())
+	d := &decoded{from: s, vcpus: make([]cpu.State, len(m.vcpus))}
+	for i := range d.vcpus {
+		data, err := section(s, fmt.Sprintf("%s%d", vcpuSection, i))
+		if err == nil {
+			err = d.vcpus[i].UnmarshalBinary(data)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("vcpu %d: %w", i, err)
+		}
+	}
+	for id := range d.chips {
+		name := fmt.Sprintf("%s%d", irqchipSection, id)
+		data, err := section(s, name)
+		if err != nil {
+			return nil, err
+		}
+		d.chips[id].ChipID = uint32(id)
+		if len(data) != copy(d.chips[id].Chip[:], data) || len(data) != len(d.chips[id].Chip) {
+			return nil, fmt.Errorf("decode section %q: %d bytes, need %d", name, len(data), len(d.chips[id].Chip))
+		}
+	}
+	var pit pitState
+	if err := get(s, pitSection, &pit); err != nil {
+		return nil, err
+	}
+	d.pit = kvm.PITState{Channels: pit.Channels, Flags: pit.Flags}
+	if err := get(s, clockSection, &d.clock.Clock); err != nil {
+		return nil, err
+	}
+	m.decoded = d
+	return d, nil
 }
 
 func section(s *snapshot.State, name string) ([]byte, error) {

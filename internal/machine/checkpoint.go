@@ -11,6 +11,7 @@ import (
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/snapshot/store"
+	"github.com/forkvm/forkvm/vmm"
 )
 
 // Checkpoint is a machine at one moment: what a clone begins from. Its layers are
@@ -97,7 +98,10 @@ func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
 	}
 	// The machine runs again; what is left concerns layers that no longer change.
 	// What the machine wrote first, its children will.
-	c := &Checkpoint{Shape: m.shape, State: frozen.state, Pause: frozen.pause, WorkingSet: m.workingSet}
+	c := &Checkpoint{Shape: m.shape, Pause: frozen.pause, WorkingSet: m.workingSet}
+	if c.State, err = frozen.state.State(); err != nil {
+		return nil, fmt.Errorf("take checkpoint: %w", err)
+	}
 	if err := m.layers.seal(); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}
@@ -152,7 +156,7 @@ func (m *Machine) checkTops(tops []*os.File) error {
 
 // frozen is what one pause yields beside the layers.
 type frozen struct {
-	state *snapshot.State
+	state *vmm.Captured
 	pause time.Duration
 }
 
@@ -175,7 +179,7 @@ func (m *Machine) freeze(tops []*os.File) (f *frozen, err error) {
 		}
 		f.pause = time.Since(begun)
 	}()
-	state, err := m.Save()
+	state, err := m.Capture()
 	if err != nil {
 		return nil, err
 	}
