@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/devices/virtio"
 	"github.com/forkvm/forkvm/vmm/memory"
 )
@@ -14,6 +15,8 @@ import (
 type balloon struct {
 	memory *memory.Memory
 	queues []*virtio.Queue
+
+	saved devices.Remembered[State]
 
 	target                       atomic.Uint32
 	inflated, deflated, reported atomic.Uint64

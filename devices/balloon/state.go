@@ -21,15 +21,22 @@ func (b *balloon) Save() (json.RawMessage, error) {
 }
 
 func (b *balloon) Restore(data json.RawMessage) error {
-	var s State
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
-		return fmt.Errorf("decode balloon state: %w", err)
+	s, err := b.saved.Decode(data, decodeState)
+	if err != nil {
+		return err
 	}
 	if s.Version != StateVersion {
 		return fmt.Errorf("balloon state has version %d, need %d", s.Version, StateVersion)
 	}
 	b.target.Store(s.Target)
 	return nil
+}
+
+func decodeState(data []byte) (s State, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&s); err != nil {
+		return s, fmt.Errorf("decode balloon state: %w", err)
+	}
+	return s, nil
 }

@@ -148,6 +148,7 @@ type disk struct {
 	readOnly bool
 	serial   [idSize]byte
 	onError  func(error)
+	saved    devices.Remembered[State]
 
 	// From Activate to Reset.
 	features uint64

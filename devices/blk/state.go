@@ -23,11 +23,9 @@ func (d *disk) state() State {
 
 // checkState refuses a state that was saved with another disk.
 func (d *disk) checkState(data []byte) error {
-	var s State
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
-		return fmt.Errorf("decode block device state: %w", err)
+	s, err := d.saved.Decode(data, decodeState)
+	if err != nil {
+		return err
 	}
 	want := d.state()
 	switch {
@@ -39,4 +37,13 @@ func (d *disk) checkState(data []byte) error {
 		return fmt.Errorf("disk is read-only: %v, was when it was saved: %v", want.ReadOnly, s.ReadOnly)
 	}
 	return nil
+}
+
+func decodeState(data []byte) (s State, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&s); err != nil {
+		return s, fmt.Errorf("decode block device state: %w", err)
+	}
+	return s, nil
 }

@@ -52,6 +52,7 @@ type GenerationID struct {
 	address   uint64
 
 	mu      sync.Mutex // guards what is below, and memory at address; held while the interrupt is triggered
+	saved   devices.Remembered[generationState]
 	guid    GUID
 	pending bool // the guest has not been interrupted for guid
 	running bool
@@ -111,8 +112,8 @@ func (g *GenerationID) Restore(raw []byte) error {
 }
 
 func (g *GenerationID) restoreLocked(raw []byte) error {
-	var state generationState
-	if err := decodeState(g.id, raw, &state); err != nil {
+	state, err := decodeState(g.id, &g.saved, raw)
+	if err != nil {
 		return err
 	}
 	if state.Version != 1 {

@@ -74,6 +74,7 @@ type Power struct {
 	id      string
 	onEvent func(Event)
 	sent    [EventCrashLoaded + 1]atomic.Bool
+	saved   devices.Remembered[powerState]
 }
 
 // powerState is the saved form of a Power, version 1.
@@ -185,8 +186,8 @@ func (p *Power) Save() ([]byte, error) { return json.Marshal(powerState{Version:
 
 // Restore makes the device one that has sent no event.
 func (p *Power) Restore(data []byte) error {
-	var state powerState
-	if err := decodeState(p.id, data, &state); err != nil {
+	state, err := decodeState(p.id, &p.saved, data)
+	if err != nil {
 		return err
 	}
 	if state.Version != 1 {

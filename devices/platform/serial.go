@@ -54,6 +54,7 @@ type Serial struct {
 	closeErr  error
 
 	mu      sync.Mutex // guards what is below; held while the interrupt is triggered, so that Pause excludes it
+	saved   devices.Remembered[serialState]
 	uart    uart
 	running bool
 }
@@ -66,20 +67,19 @@ func NewSerial(config SerialConfig) (*Serial, error) {
 	if config.Interrupt == nil {
 		return nil, fmt.Errorf("create serial port (%s): no interrupt", config.ID)
 	}
-	chip := newUART()
-	if config.State != nil {
-		var err error
-		if chip, err = decodeSerialState(config.ID, config.State); err != nil {
-			return nil, err
-		}
-	}
 	s := &Serial{
 		id:        config.ID,
 		interrupt: config.Interrupt,
 		inputTurn: make(chan struct{}, 1),
 		inputRoom: make(chan struct{}, 1),
 		closed:    make(chan struct{}),
-		uart:      chip,
+		uart:      newUART(),
+	}
+	if config.State != nil {
+		var err error
+		if s.uart, err = decodeSerialState(s.id, &s.saved, config.State); err != nil {
+			return nil, err
+		}
 	}
 	if config.Output != nil {
 		s.output = newOutput(config.Output)

@@ -3,6 +3,8 @@ package platform
 import (
 	"encoding/json"
 	"fmt"
+
+	"github.com/forkvm/forkvm/devices"
 )
 
 // serialState is the saved form of a Serial, version 1.
@@ -41,12 +43,12 @@ func (s *Serial) Save() ([]byte, error) {
 
 // Restore implements devices.Device. Output goes on where it is.
 func (s *Serial) Restore(state []byte) error {
-	chip, err := decodeSerialState(s.id, state)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	chip, err := decodeSerialState(s.id, &s.saved, state)
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.running {
 		return fmt.Errorf("restore serial port (%s): not paused", s.id)
 	}
@@ -57,9 +59,9 @@ func (s *Serial) Restore(state []byte) error {
 
 // decodeSerialState builds a chip through the same register writes that a guest has, so that no state can be reached here
 // that a guest could not reach.
-func decodeSerialState(id string, raw []byte) (uart, error) {
-	var state serialState
-	if err := decodeState(id, raw, &state); err != nil {
+func decodeSerialState(id string, saved *devices.Remembered[serialState], raw []byte) (uart, error) {
+	state, err := decodeState(id, saved, raw)
+	if err != nil {
 		return uart{}, err
 	}
 	if state.Version != 1 {

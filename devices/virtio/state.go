@@ -122,7 +122,7 @@ func (t *Transport) state() State {
 // driver would, with register writes, and then compares: a state that no
 // driver could have brought about is refused.
 func (t *Transport) restore(data []byte) error {
-	want, err := decodeState(data)
+	want, err := t.saved.Decode(data, decodeState)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,8 @@ type Transport struct {
 
 	// life serialises the calls of the machine's owner.
 	life   sync.Mutex
-	worker *worker // nil while paused; guarded by life
+	worker *worker                   // nil while paused; guarded by life
+	saved  devices.Remembered[State] // guarded by life
 
 	// work is held while a method of device runs and while anything changes
 	// that the worker relies on: a queue's readiness, running. Whoever wants

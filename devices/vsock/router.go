@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/devices/virtio"
 )
 
@@ -48,6 +49,7 @@ type router struct {
 	starved map[*connection]struct{}
 	ask     askTimer
 	restart restart
+	saved   devices.Remembered[state]
 
 	mu     sync.Mutex // guards what follows, and the notes of connections
 	active bool       // a driver runs the device: new connections can be posted

@@ -68,11 +68,9 @@ func (r *router) Save() (json.RawMessage, error) {
 
 // Restore implements virtio.Device.
 func (r *router) Restore(raw json.RawMessage) error {
-	var s state
-	decoder := json.NewDecoder(bytes.NewReader(raw))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
-		return fmt.Errorf("decode vsock state: %w", err)
+	s, err := r.saved.Decode(raw, decodeState)
+	if err != nil {
+		return err
 	}
 	switch {
 	case s.Version != stateVersion:
@@ -96,6 +94,15 @@ func (r *router) Restore(raw json.RawMessage) error {
 		r.restart.connections = append(r.restart.connections, portPair{host: c.HostPort, guest: c.GuestPort})
 	}
 	return nil
+}
+
+func decodeState(raw []byte) (s state, err error) {
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&s); err != nil {
+		return s, fmt.Errorf("decode vsock state: %w", err)
+	}
+	return s, nil
 }
 
 // savedGuestCID looks for the guest's address in a transport's state. The address is part of the configuration that the

@@ -234,6 +234,16 @@ func (r *Record) write(dir string) error {
 // change waits until nobody else changes the VM, lets do look at its record as it
 // is then, and writes what do made of it.
 func (vm *VM) change(ctx context.Context, do func(r *Record) error) error {
+	return vm.locked(ctx, func(r *Record) error {
+		if err := do(r); err != nil {
+			return err
+		}
+		return r.write(vm.dir)
+	})
+}
+
+// locked is change for what is on record when do returns.
+func (vm *VM) locked(ctx context.Context, do func(r *Record) error) error {
 	lock, err := os.OpenFile(filepath.Join(vm.dir, lockFile), os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return failure.New(failure.VMNotFound, "vm %s was removed", vm.Name)
@@ -254,9 +264,6 @@ func (vm *VM) change(ctx context.Context, do func(r *Record) error) error {
 		return failure.As(failure.Internal, err)
 	}
 	if err := do(r); err != nil {
-		return err
-	}
-	if err := r.write(vm.dir); err != nil {
 		return err
 	}
 	vm.Record = *r

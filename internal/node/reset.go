@@ -27,7 +27,8 @@ func (vm *VM) Reset(ctx context.Context, o ResetOptions) (took time.Duration, er
 	if o.ReadyTimeout == 0 {
 		o.ReadyTimeout = DefaultReadyTimeout
 	}
-	err = vm.change(ctx, func(r *Record) (err error) {
+	// The VM process puts its new life on record.
+	err = vm.locked(ctx, func(r *Record) (err error) {
 		took, err = vm.reset(ctx, o, r)
 		return err
 	})
