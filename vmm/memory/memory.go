@@ -77,7 +77,7 @@ type Memory struct {
 	// reverted are private pages with the contents that view says, from a reset;
 	// some may have been written or mapped over since. originals are files of
 	// origin that a reset copies from.
-	reverted  []pageRange
+	reverted  []revertedPage // ascending
 	originals []*linux.Mapping
 }
 

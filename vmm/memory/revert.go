@@ -1,104 +1,156 @@
 package memory
 
 import (
+	"cmp"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/internal/linux"
 )
 
-// maxReverted is how many private pages a reset keeps at most: 8 MiB.
-const maxReverted = 2048
+// maxReverted is how many private pages a reset keeps at most: 8 MiB. As long as
+// there are no more than half of that, a page stays for maxIdle lives that do not
+// write it.
+const (
+	maxReverted = 2048
+	maxIdle     = 8
+)
+
+// revertedPage is a private page that a reset has left with the contents that view
+// says.
+type revertedPage struct {
+	page uint64
+	idle int // lives in a row that have not written it
+}
 
 // revertLocked gives every private page the contents that view says. There are two
 // ways. A page that is given back costs a fault, and a copy in the host kernel, when
 // it is written again, which is many times the cost of copying its contents into it
 // here; and most pages that a guest writes in one life it writes in the next: the
 // kernel's own data, the guest agent's. So pages are copied and kept, within bounds,
-// and one that a whole life has not written is given back.
+// and one that has not been written for some lives is given back. One life is not
+// enough: what a guest writes is often what was there.
 func (m *Memory) revertLocked() error {
 	private, err := m.scan(m)
 	if err != nil {
 		return err
 	}
-	r := reverter{m: m, was: m.reverted, room: maxReverted}
-	for _, k := range m.reverted {
-		r.room -= int(k.end - k.start)
+	r := reverter{m: m, was: m.reverted, room: maxReverted - len(m.reverted), patience: maxIdle}
+	if len(m.reverted) > maxReverted/2 {
+		r.patience = 1
 	}
+	r.kept = make([]revertedPage, 0, min(maxReverted, countPages(private)))
 	err = guard(func() error { return r.revert(private) })
 	m.reverted = r.kept
 	return err
 }
 
+// wasReverted reports whether a reset has left page n private.
+func (m *Memory) wasReverted(n uint64) bool {
+	_, found := slices.BinarySearchFunc(m.reverted, n, func(p revertedPage, n uint64) int { return cmp.Compare(p.page, n) })
+	return found
+}
+
 // reverter is one pass over the private pages, in ascending order.
 type reverter struct {
-	m     *Memory
-	was   []pageRange // the pages kept so far that are still ahead
-	kept  []pageRange // the pages kept now
-	room  int         // for more of them
-	from  piece       // of view: where the page at hand comes from
-	spare pageRange   // pages to be given back
+	m        *Memory
+	was      []revertedPage // the pages kept so far that are still ahead
+	kept     []revertedPage // the pages kept now
+	room     int            // for more of them
+	patience int            // lives that a page may be idle
+	spare    pageRange      // pages to be given back
 }
 
 func (r *reverter) revert(private []pageRange) error {
+	at := find(r.m.view, 0) // where in view the ranges are gone through
 	for _, p := range private {
-		for n := p.start; n < p.end; n++ {
-			if err := r.page(n); err != nil {
+		for p.start < p.end {
+			for r.m.view[at].end() <= p.start {
+				at++
+			}
+			from := r.m.view[at].from(p.start)
+			from = from.until(min(from.end(), p.end))
+			if err := r.piece(from); err != nil {
 				return err
 			}
+			p.start = from.end()
 		}
 	}
 	return r.giveBack(pageRange{})
 }
 
-// page gives a private page its contents.
-func (r *reverter) page(n uint64) error {
-	was, pinned := r.wasKept(n), r.m.copied.has(n)
-	original, ok := r.original(n)
-	switch {
-	case !ok && pinned:
-		return r.m.copyIn(r.from.from(n).until(n + 1))
-	case !ok, !was && !pinned && r.room <= 0:
-		return r.giveBack(pageRange{n, n + 1})
-	case (was || pinned) && samePage(r.m.page(n), original):
-		if pinned {
-			return nil
+// piece gives private pages their contents, which are those of the piece of view.
+func (r *reverter) piece(p piece) error {
+	original := zeroPage[:]
+	if !p.zero() {
+		file, end := r.m.originalOf(p.source), uint64(p.offset)+p.count*PageSize
+		if end > uint64(len(file)) {
+			return r.withoutOriginal(p)
 		}
-		return r.giveBack(pageRange{n, n + 1})
+		original = file[p.offset:end]
 	}
-	copy(r.m.page(n), original)
-	if pinned {
-		return nil
+	for n := p.start; n < p.end(); n++ {
+		if err := r.page(n, original[:PageSize]); err != nil {
+			return err
+		}
+		if !p.zero() {
+			original = original[PageSize:]
+		}
 	}
-	if !was {
-		r.room--
-	}
-	r.kept = appendRange(r.kept, n, n+1)
 	return nil
 }
 
-func (r *reverter) wasKept(n uint64) bool {
-	for len(r.was) > 0 && r.was[0].end <= n {
-		r.was = r.was[1:]
+// withoutOriginal is for contents that are not at hand.
+func (r *reverter) withoutOriginal(p piece) error {
+	for n := p.start; n < p.end(); n++ {
+		var err error
+		if r.m.copied.has(n) {
+			err = r.m.copyIn(p.from(n).until(n + 1))
+		} else {
+			err = r.giveBack(pageRange{n, n + 1})
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return len(r.was) > 0 && r.was[0].start <= n
+	return nil
 }
 
-// original returns the contents that a page is to have, if they are at hand.
-func (r *reverter) original(n uint64) ([]byte, bool) {
-	if n >= r.from.end() {
-		r.from = r.m.view[find(r.m.view, n)]
+// page gives one private page its contents.
+func (r *reverter) page(n uint64, original []byte) error {
+	idle, was := r.wasKept(n)
+	pinned := r.m.copied.has(n)
+	switch {
+	case !was && !pinned && r.room <= 0:
+		return r.giveBack(pageRange{n, n + 1})
+	case (was || pinned) && samePage(r.m.page(n), original):
+		idle++
+	default:
+		copy(r.m.page(n), original)
+		idle = 0
 	}
-	if r.from.zero() {
-		return zeroPage[:], true
+	switch {
+	case pinned:
+		return nil
+	case idle >= r.patience:
+		return r.giveBack(pageRange{n, n + 1})
+	case !was:
+		r.room--
 	}
-	file := r.m.originalOf(r.from.source)
-	at := uint64(r.from.from(n).offset)
-	if at+PageSize > uint64(len(file)) {
-		return nil, false
+	r.kept = append(r.kept, revertedPage{page: n, idle: idle})
+	return nil
+}
+
+func (r *reverter) wasKept(n uint64) (idle int, ok bool) {
+	for len(r.was) > 0 && r.was[0].page < n {
+		r.was = r.was[1:]
 	}
-	return file[at : at+PageSize], true
+	if len(r.was) == 0 || r.was[0].page != n {
+		return 0, false
+	}
+	return r.was[0].idle, true
 }
 
 // giveBack collects neighbours, so that they go in one call.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"slices"
-	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -105,12 +104,6 @@ func without(ranges, others []pageRange) []pageRange {
 	return out
 }
 
-// contains searches ascending ranges for a page.
-func contains(ranges []pageRange, n uint64) bool {
-	i := sort.Search(len(ranges), func(i int) bool { return ranges[i].end > n })
-	return i < len(ranges) && ranges[i].start <= n
-}
-
 var zeroPage [PageSize]byte
 
 func isZero(page []byte) bool { return samePage(page, zeroPage[:]) }
@@ -170,7 +163,7 @@ func (m *Memory) appendChanged(changed []pageRange, p piece) ([]pageRange, error
 	window := m.window(p.source)
 	for n := p.start; n < p.end(); n++ {
 		same := false
-		if m.copied.has(n) || contains(m.reverted, n) {
+		if m.copied.has(n) || m.wasReverted(n) {
 			offset := p.offset + int64((n-p.start)*PageSize)
 			switch {
 			case p.zero():
