@@ -13,8 +13,12 @@ const HostPageSize = 4096
 type AddressRange struct{ Start, End uint64 }
 
 // Pagemap is this process's /proc/self/pagemap. It is opened once, so that it
-// still works after the process lost sight of /proc.
-type Pagemap struct{ file *os.File }
+// still works after the process lost sight of /proc. One goroutine at a time may
+// use it.
+type Pagemap struct {
+	file    *os.File
+	regions []pageRegion // what a scan found, nil before the first
+}
 
 // OpenPagemap opens the calling process's page map.
 func OpenPagemap() (*Pagemap, error) {

@@ -44,7 +44,10 @@ const (
 // the kernel's page of zeros. It calls found with ascending ranges; neighbours
 // may touch. A kernel before 6.7 answers ENOTTY (or EINVAL).
 func (p *Pagemap) ScanPrivate(start, end uint64, found func(AddressRange)) error {
-	regions := make([]pageRegion, 1024)
+	if p.regions == nil {
+		p.regions = make([]pageRegion, 1024)
+	}
+	regions := p.regions
 	for start < end {
 		arg := pmScanArg{
 			start: start, end: end,

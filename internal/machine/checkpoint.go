@@ -91,7 +91,9 @@ func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
 	if err := m.memory.PrepareFreeze(); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
+	over := m.quiet()
 	frozen, err := m.freeze(tops)
+	over()
 	// What is left of the tops was not needed: those disks have not changed.
 	if err := errors.Join(err, linux.CloseFiles(tops...)); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", err)

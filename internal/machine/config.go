@@ -100,6 +100,10 @@ type Config struct {
 	Generation [16]byte
 	// OnDiskError, if set, hears of errors of the host's storage.
 	OnDiskError func(disk string, err error)
+	// Quiet, if set, is called shortly before the guest is stopped for a checkpoint
+	// or a reset, and what it returns when it runs again: it keeps the process from
+	// other work of its own, such as collecting garbage.
+	Quiet func() (over func())
 }
 
 // Close closes every file that New has not taken over.

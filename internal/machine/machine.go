@@ -58,6 +58,8 @@ type Machine struct {
 	// generation is the guest's own, nil until it has confirmed one.
 	generation atomic.Pointer[string]
 
+	quiet func() (over func())
+
 	// timeline is of the construction and of Bring.
 	timeline Timeline
 
@@ -76,6 +78,9 @@ func New(c Config) (*Machine, error) {
 	}
 	m := c.Prepared.take()
 	m.shape = c.Shape
+	if m.quiet = c.Quiet; m.quiet == nil {
+		m.quiet = func() func() { return func() {} }
+	}
 	if err := m.build(&c); err != nil {
 		return nil, fmt.Errorf("create machine: %w", errors.Join(err, c.Close(), m.Close()))
 	}

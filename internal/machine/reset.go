@@ -60,6 +60,7 @@ func (m *Machine) reset(ctx context.Context, t *Target, timeline *Timeline) erro
 	if err := m.checkTarget(t); err != nil {
 		return err
 	}
+	defer m.quiet()()
 	wasPaused := m.Paused()
 	if err := m.Machine.Pause(); err != nil {
 		return err

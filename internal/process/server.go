@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -98,7 +99,7 @@ func (s *server) build(form *startForm, files []*os.File, timeline *machine.Time
 }
 
 func (s *server) configure(form *startForm, files *claims) (c machine.Config, err error) {
-	c.OnDiskError = s.noteDiskError
+	c.OnDiskError, c.Quiet = s.noteDiskError, quiet
 	if c.Generation, err = form.Identity.GenerationID(); err != nil {
 		return c, err
 	}
@@ -121,6 +122,12 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	c.Vsock.Listener, s.vsock = s.vsock, nil
 	c.Vsock.Connect = s.directory.connect
 	return c, err
+}
+
+// quiet waits for the collector of garbage and stops it, until over is called.
+func quiet() (over func()) {
+	percent := debug.SetGCPercent(-1)
+	return func() { debug.SetGCPercent(percent) }
 }
 
 // watch notes when the launcher is gone. While the VM starts that ends it, for

@@ -94,13 +94,14 @@ func (m *Memory) replace(pieces []piece) (rest []piece) {
 
 // dropZeros gives back written zeros over zeros where zeros are what is mapped;
 // elsewhere something older shows through when a private page goes. It returns
-// what it leaves private: of many ranges the longest go.
+// what it leaves private: of many ranges the longest go. Short ones stay, as other
+// pages do that were written: a guest's kernel clears the same pages again.
 func (m *Memory) dropZeros(ranges []pageRange) (left []piece) {
 	const most = 16
 	slices.SortFunc(ranges, func(a, b pageRange) int { return cmp.Compare(b.end-b.start, a.end-a.start) })
 	for i, r := range ranges {
 		for _, under := range within(m.mapped, r) {
-			if !under.zero() || i >= most ||
+			if !under.zero() || i >= most || under.count < longRun ||
 				m.mapping.Advise(under.start*PageSize, under.count*PageSize, unix.MADV_DONTNEED) != nil {
 				left = append(left, piece{start: under.start, count: under.count, source: noSource})
 			}
