@@ -37,9 +37,18 @@ func (p *Policy) Save(v *kvm.VCPU) (*State, error) {
 			return nil, fmt.Errorf("save vcpu (%d): %w", v.ID(), err)
 		}
 	}
-	s.XSAVE = bytes.TrimRight(s.XSAVE, "\x00")
+	s.XSAVE = trimZeros(s.XSAVE)
 	s.rearmTimer()
 	return s, nil
+}
+
+// trimZeros cuts zeros off the end, most of them eight at a time: extended state is
+// kilobytes of them.
+func trimZeros(p []byte) []byte {
+	for len(p) >= 8 && binary.LittleEndian.Uint64(p[len(p)-8:]) == 0 {
+		p = p[:len(p)-8]
+	}
+	return bytes.TrimRight(p, "\x00")
 }
 
 func readXCRs(v *kvm.VCPU) ([]kvm.XCR, error) {

@@ -40,12 +40,14 @@ func (m *Memory) keep(source int, pieces []piece) {
 
 // uncopy notes that pages were written since they were kept.
 func (m *Memory) uncopy(ranges []pageRange) {
+	if m.copied == nil {
+		return
+	}
 	for _, r := range ranges {
 		for n := r.start; n < r.end; n++ {
-			if m.copied.has(n) {
-				m.copied.clear(piece{start: n, count: 1})
-				m.cold--
-			}
+			word, bit := &m.copied[n/64], uint64(1)<<(n%64)
+			m.cold -= int(*word & bit >> (n % 64))
+			*word &^= bit
 		}
 	}
 }
