@@ -6,14 +6,16 @@ import (
 )
 
 // IRQLine is KVM_IRQ_LINE: it sets the level of a global interrupt. For an
-// edge, raise and lower. Devices better use IRQFD.
+// edge, raise and lower.
 func (vm *VM) IRQLine(gsi uint32, level bool) error {
 	arg := irqLevel{IRQ: gsi}
 	if level {
 		arg.Level = 1
 	}
-	_, err := pointer(&vm.handle, ioctlIRQLine, &arg)
-	return vm.wrap(fmt.Sprintf("set irq line %d", gsi), err)
+	if _, err := pointer(&vm.handle, ioctlIRQLine, &arg); err != nil {
+		return vm.wrap(fmt.Sprintf("set irq line %d", gsi), err)
+	}
+	return nil
 }
 
 // An IRQFD ties an eventfd to a global interrupt.

@@ -1,59 +1,39 @@
 package vmm
 
 import (
-	"encoding/binary"
-	"fmt"
-
-	"golang.org/x/sys/unix"
+	"sync"
 
 	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/kvm"
 )
 
-// line is an edge-triggered interrupt of the in-kernel interrupt controller. A
-// write to the event counter makes one edge on the GSI (KVM_IRQFD); KVM injects
-// it without a further exit or call.
+// line is an edge-triggered interrupt of the in-kernel interrupt controller.
 //
-// The descriptor is used with plain system calls: a write to an event counter
-// never blocks, so the Go poller would only add to the cost of a create.
+// It is raised by two calls (KVM_IRQ_LINE), after which it is in the controller.
+// A signal on an event descriptor (KVM_IRQFD) is one call, but a thread of the
+// kernel's has to wake up for every edge of a line, which takes many times as long
+// and ends some time after the pause that it was sent before.
 type line struct {
 	gsi uint32
-	fd  int
+	vm  *kvm.VM
+	// mu is held from the rise to the fall: an edge that would begin in between is
+	// none.
+	mu sync.Mutex
 }
 
 var _ devices.Interrupt = (*line)(nil)
 
 // Interrupt returns the line of a global system interrupt, for the device that
-// is wired to it. Call it once per GSI, before Start. The line lives until the
-// machine is closed; Trigger may be called from any goroutine.
-func (m *Machine) Interrupt(gsi uint32) (devices.Interrupt, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.phase == phaseClosed {
-		return nil, ErrClosed
-	}
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		return nil, fmt.Errorf("create eventfd (gsi %d): %w", gsi, err)
-	}
-	if err := m.vm.AssignIRQFD(kvm.IRQFD{FD: fd, GSI: gsi}); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("assign irqfd (gsi %d): %w", gsi, err)
-	}
-	l := &line{gsi: gsi, fd: fd}
-	m.lines = append(m.lines, l)
-	return l, nil
-}
+// is wired to it. Trigger may be called from any goroutine until the machine is
+// closed.
+func (m *Machine) Interrupt(gsi uint32) devices.Interrupt { return &line{gsi: gsi, vm: m.vm} }
 
 // Trigger makes one edge.
 func (l *line) Trigger() error {
-	var one [8]byte
-	binary.NativeEndian.PutUint64(one[:], 1)
-	if _, err := unix.Write(l.fd, one[:]); err != nil {
-		return fmt.Errorf("trigger interrupt (gsi %d): %w", l.gsi, err)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.vm.IRQLine(l.gsi, true); err != nil {
+		return err
 	}
-	return nil
+	return l.vm.IRQLine(l.gsi, false)
 }
-
-// close may only be called when no device can trigger the line any more.
-func (l *line) close() error { return unix.Close(l.fd) }

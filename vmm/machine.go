@@ -76,7 +76,6 @@ type Machine struct {
 	phase   phase
 	memory  *memory.Memory
 	devices []devices.Device
-	lines   []*line
 	exit    *Exit
 	done    chan struct{} // closed when exit is set
 }
@@ -277,9 +276,6 @@ func (m *Machine) Close() error {
 	var errs []error
 	for i := len(m.devices) - 1; i >= 0; i-- {
 		errs = append(errs, m.devices[i].Close())
-	}
-	for _, l := range m.lines {
-		errs = append(errs, l.close())
 	}
 	for _, v := range m.vcpus {
 		errs = append(errs, v.fd.Close())

@@ -170,10 +170,8 @@ func (m *Machine) restore(s *snapshot.State) error {
 // Reset gives a paused machine that has run the state that Save returned, of this
 // machine or of another one with the same devices. Memory and disks have been put
 // back before. Nothing of what the guest did is left over: a vCPU is only parked
-// when its last exit is completed, and what was asked of a device has been
-// answered or is forgotten with its queues. The one thing that may still be on its
-// way is an edge of an interrupt line, which KVM delivers from a work queue: the
-// guest's driver finds nothing to do for it.
+// when its last exit is completed, what was asked of a device has been answered or is
+// forgotten with its queues, and the interrupt of an answer is in the controllers.
 //
 // The state is not changed by anybody afterwards. After an error the machine is good
 // for nothing but Close.

@@ -337,10 +337,7 @@ func (m *Machine) addRNG(c *Config) error {
 	if err != nil {
 		return err
 	}
-	irq, err := m.Interrupt(slotGSI(rngSlot))
-	if err != nil {
-		return err
-	}
+	irq := m.Interrupt(slotGSI(rngSlot))
 	d, err := rng.New(rng.Config{ID: "rng0", Memory: m.memory, Interrupt: irq, State: state})
 	if err != nil {
 		return err
@@ -353,10 +350,7 @@ func (m *Machine) addVsock(c *Config) error {
 	if err != nil {
 		return err
 	}
-	irq, err := m.Interrupt(slotGSI(vsockSlot))
-	if err != nil {
-		return err
-	}
+	irq := m.Interrupt(slotGSI(vsockSlot))
 	m.vsock, err = vsock.New(vsock.Config{
 		ID:        "vsock0",
 		Memory:    m.memory,
@@ -378,10 +372,7 @@ func (m *Machine) addBalloon(c *Config) error {
 	if err != nil {
 		return err
 	}
-	irq, err := m.Interrupt(slotGSI(balloonSlot))
-	if err != nil {
-		return err
-	}
+	irq := m.Interrupt(slotGSI(balloonSlot))
 	m.balloon, err = balloon.New(balloon.Config{ID: "balloon0", Memory: m.memory, Interrupt: irq, State: state})
 	if err != nil {
 		return err
@@ -416,10 +407,7 @@ func (m *Machine) addDisk(c *Config, index int, shape DiskShape) error {
 	if err != nil {
 		return err
 	}
-	irq, err := m.Interrupt(slotGSI(diskSlot + index))
-	if err != nil {
-		return err
-	}
+	irq := m.Interrupt(slotGSI(diskSlot + index))
 	config := blk.Config{
 		ID:        id,
 		Memory:    m.memory,

@@ -33,10 +33,7 @@ func (m *Machine) addPlatform(c *Config) error {
 	if err != nil {
 		return err
 	}
-	irq, err := m.Interrupt(platform.SerialIRQ)
-	if err != nil {
-		return err
-	}
+	irq := m.Interrupt(platform.SerialIRQ)
 	m.serial, err = platform.NewSerial(platform.SerialConfig{Interrupt: irq, Output: c.Console, State: state})
 	if err != nil {
 		return err
@@ -80,10 +77,7 @@ func (m *Machine) addGeneration(c *Config) error {
 	if err != nil {
 		return err
 	}
-	irq, err := m.Interrupt(generationGSI)
-	if err != nil {
-		return err
-	}
+	irq := m.Interrupt(generationGSI)
 	m.generationID, err = platform.NewGenerationID(platform.GenerationIDConfig{
 		Memory:    m.memory,
 		Interrupt: irq,
