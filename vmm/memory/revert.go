@@ -11,8 +11,8 @@ import (
 )
 
 // maxReverted is how many private pages a reset keeps at most: 8 MiB. As long as
-// there are no more than half of that, a page stays for maxIdle lives that do not
-// write it.
+// there is room for a quarter more, a page stays for maxIdle lives that do not write
+// it.
 const (
 	maxReverted = 2048
 	maxIdle     = 8
@@ -38,7 +38,7 @@ func (m *Memory) revertLocked() error {
 		return err
 	}
 	r := reverter{m: m, was: m.reverted, room: maxReverted - len(m.reverted), patience: maxIdle}
-	if len(m.reverted) > maxReverted/2 {
+	if len(m.reverted) > maxReverted*3/4 {
 		r.patience = 1
 	}
 	r.kept = make([]revertedPage, 0, min(maxReverted, countPages(private)))
