@@ -259,14 +259,14 @@ func (vm *VM) locked(ctx context.Context, do func(r *Record) error) error {
 		case <-time.After(lockInterval):
 		}
 	}
-	r, err := readRecord(vm.dir)
+	r, err := vm.current()
 	if err != nil {
 		return failure.As(failure.Internal, err)
 	}
 	if err := do(r); err != nil {
 		return err
 	}
-	vm.Record = *r
+	vm.Record, vm.seen = *r, stampOf(vm.dir)
 	return nil
 }
 

@@ -57,6 +57,51 @@ func TestRecordAfterAReset(t *testing.T) {
 	}
 }
 
+// A VM sees what another program has done to it since it last looked.
+func TestRecordChangedByOthers(t *testing.T) {
+	n := open(t)
+	p := running(t)
+	vm := record(t, n, "shared", p.PID(), p.Start())
+	other, err := n.Find("shared")
+	if err != nil {
+		t.Fatal(err)
+	}
+	standing := func(name string) Standing { return Standing{LastSnapshot: name, Lineage: []string{name}} }
+	for i, name := range []string{"step-1", "step-2", "step-3", "step-4"} {
+		writer, reader := vm, other
+		if i%2 == 1 {
+			writer, reader = other, vm
+		}
+		if err := writer.change(t.Context(), func(r *Record) error { r.Standing = standing(name); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second time it knows
+			var seen Standing
+			if err := reader.locked(t.Context(), func(r *Record) error { seen = r.Standing; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			if seen.LastSnapshot != name || reader.LastSnapshot != name {
+				t.Errorf("the last snapshot is %q, want %q", seen.LastSnapshot, name)
+			}
+		}
+	}
+	life := vm.Life
+	life.Snapshot, life.Identity = "step-5", machine.NewIdentity("shared", machine.TimeHost)
+	note, err := json.Marshal(life)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(vm.dir, process.LifeFile), note, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := vm.locked(t.Context(), func(*Record) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if vm.Record.Snapshot != "step-5" {
+		t.Errorf("the VM stands on %q after a reset, want step-5", vm.Record.Snapshot)
+	}
+}
+
 func TestResetOfAVMThatHasEnded(t *testing.T) {
 	n := open(t)
 	p := running(t)

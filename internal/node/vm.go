@@ -38,6 +38,7 @@ type VM struct {
 	Record
 	node *Node
 	dir  string
+	seen recordStamp // what Record is, zero if that is not known
 
 	// started keeps an attached VM's launch socket open; nil for a VM that was
 	// found.
