@@ -215,6 +215,7 @@ func (s *server) accept() {
 // converse answers one caller's requests in their order.
 func (s *server) converse(c *conn) {
 	defer s.handlers.Done()
+	deepenStack(0)
 	defer func() {
 		s.mu.Lock()
 		delete(s.conns, c)
@@ -231,6 +232,16 @@ func (s *server) converse(c *conn) {
 			return
 		}
 	}
+}
+
+// deepenStack makes the calling goroutine's stack as large as answering a request
+// needs, while there is next to nothing on it. When it grows below a reset, some
+// twenty frames are looked through, more than once: 0.1 ms of each.
+//
+//go:noinline
+func deepenStack(at int) byte {
+	var room [16 << 10]byte
+	return room[at]
 }
 
 func (s *server) answer(c *conn, req *request, files *claims) error {

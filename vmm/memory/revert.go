@@ -91,10 +91,12 @@ func (r *reverter) piece(p piece) error {
 		}
 		original = file[p.offset:end]
 	}
+	pages := r.m.ram[p.start*PageSize : p.end()*PageSize]
 	for n := p.start; n < p.end(); n++ {
-		if err := r.page(n, original[:PageSize]); err != nil {
+		if err := r.page(n, pages[:PageSize], original[:PageSize]); err != nil {
 			return err
 		}
+		pages = pages[PageSize:]
 		if !p.zero() {
 			original = original[PageSize:]
 		}
@@ -118,17 +120,17 @@ func (r *reverter) withoutOriginal(p piece) error {
 	return nil
 }
 
-// page gives one private page its contents.
-func (r *reverter) page(n uint64, original []byte) error {
+// page gives private page n its contents.
+func (r *reverter) page(n uint64, page, original []byte) error {
 	idle, was := r.wasKept(n)
 	pinned := r.m.copied.has(n)
 	switch {
 	case !was && !pinned && r.room <= 0:
 		return r.giveBack(pageRange{n, n + 1})
-	case (was || pinned) && samePage(r.m.page(n), original):
+	case (was || pinned) && samePage(page, original):
 		idle++
 	default:
-		copy(r.m.page(n), original)
+		copy(page, original)
 		idle = 0
 	}
 	switch {
