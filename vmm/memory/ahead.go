@@ -13,7 +13,7 @@ type PageRange struct{ Start, Count uint64 }
 // that were written, also with what they had held before. Anybody may write guest
 // memory meanwhile.
 func (m *Memory) Own() ([]PageRange, error) {
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	if m.closed.Load() {
 		return nil, m.errClosed("scan")
@@ -36,7 +36,7 @@ func (m *Memory) Own() ([]PageRange, error) {
 // written anyway: from now on they count as written. It needs Linux 5.14. What was
 // populated before an error stays.
 func (m *Memory) Populate(ranges []PageRange) error {
-	m.mu.Lock()
+	m.lock()
 	defer m.mu.Unlock()
 	if m.closed.Load() {
 		return m.errClosed("populate")
