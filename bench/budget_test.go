@@ -19,10 +19,8 @@ var reached = map[string]float64{
 	"create_ready":         36,
 	"create_cold":          43,
 	"create_first_command": 54,
-	"fork_pause":           7.5,
 	"fork16_child":         72,
-	"reset":                15,
-	"step_pause":           7.5,
+	"reset":                6,
 	"clone_private":        6.6,
 }
 
