@@ -11,7 +11,7 @@ import (
 
 // pauseLimit is how long a clone may stand still for a checkpoint of a thousand
 // pages.
-const pauseLimit = 5 * time.Millisecond
+const pauseLimit = 4 * time.Millisecond
 
 // TestPauseOfACheckpoint: a guest that has written a thousand pages since the last
 // checkpoint stands still for a short time only, one that was booted and has touched
