@@ -17,7 +17,7 @@ chmod +x /etc/forkvm/resume.d/10-note`)
 	h.refused("guest_not_ready", "snapshot", "parent", "early", "--ready", "file:/run/never", "--ready-timeout", "100ms")
 	h.must("snapshot", "parent", "hooked", "--ready", "file:/run/up", "--ready", "command:test -e /run/up")
 	h.must("create", slowly, "--snapshot", "hooked", "--name", "clone")
-	if got, want := h.sh("clone", "cat /run/hooks"), h.inspect("clone").Generation+" clone\n"; got != want {
+	if got, want := h.sh("clone", "cat /run/hooks"), h.inspect("clone").Generation+" clone"; got != want {
 		t.Errorf("the clone's hook wrote %q, want %q", got, want)
 	}
 	if r := h.forkvm("exec", "parent", "--", "cat", "/run/hooks"); r.code == 0 {

@@ -15,8 +15,7 @@ func TestPort(t *testing.T) {
 	h := newHost(t, "")
 	h.start("server")
 	h.must("exec", "-d", "server", "--", "nc", "-ll", "-p", "5432", "-e", "cat")
-	h.eventually("listener", func() bool { return strings.Contains(h.sh("server", "cat /proc/net/tcp"), ":1538 ") })
-	h.must("snapshot", "server", "serving")
+	h.must("snapshot", "server", "serving", "--ready", "port:5432", slowly)
 	h.must("create", slowly, "--snapshot", "serving", "--name", "clone")
 
 	cmd := h.command(t.Context(), "port", "clone", "5432")

@@ -17,7 +17,7 @@ import (
 
 func (a *app) portVerb() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "port VM [[ADDRESS:]PORT:]GUEST...",
+		Use:   "port VM [[ADDRESS:][PORT:]]GUEST...",
 		Short: "Reach ports of a VM from this host",
 		Long: "Reach TCP ports and Unix sockets in a VM from this host, without any network in\n" +
 			"the VM. GUEST is a port or the path of a socket. What listens here is a port of\n" +
@@ -52,7 +52,7 @@ type door struct {
 	guest                      string // as it was given
 }
 
-// parseDoor reads [[ADDRESS:]PORT:]GUEST.
+// parseDoor reads [[ADDRESS:][PORT:]]GUEST.
 func parseDoor(spec string) (door, error) {
 	host, guest := "", spec
 	if i := strings.Index(spec, ":/"); i >= 0 {
@@ -76,10 +76,12 @@ func parseDoor(spec string) (door, error) {
 		d.network, d.address = "unix", host
 	case isPort(host):
 		d.address = "127.0.0.1:" + host
+	case net.ParseIP(strings.Trim(host, "[]")) != nil:
+		d.address = net.JoinHostPort(strings.Trim(host, "[]"), "0")
 	default:
 		address, port, err := net.SplitHostPort(host)
 		if err != nil || !isPort(port) || net.ParseIP(address) == nil {
-			return d, usagef("%q: %q is neither PORT, ADDRESS:PORT nor a path", spec, host)
+			return d, usagef("%q: %q is neither PORT, ADDRESS, ADDRESS:PORT nor a path", spec, host)
 		}
 		d.address = host
 	}

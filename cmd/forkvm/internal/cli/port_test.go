@@ -18,6 +18,8 @@ func TestParseDoor(t *testing.T) {
 		"80":                 {"tcp", "127.0.0.1:0", "tcp", ":80", "80"},
 		"8080:80":            {"tcp", "127.0.0.1:8080", "tcp", ":80", "80"},
 		"0.0.0.0:8080:80":    {"tcp", "0.0.0.0:8080", "tcp", ":80", "80"},
+		"0.0.0.0:80":         {"tcp", "0.0.0.0:0", "tcp", ":80", "80"},
+		"[::1]:80":           {"tcp", "[::1]:0", "tcp", ":80", "80"},
 		"[::1]:8080:80":      {"tcp", "[::1]:8080", "tcp", ":80", "80"},
 		"/run/x.sock":        {"tcp", "127.0.0.1:0", "unix", "/run/x.sock", "/run/x.sock"},
 		"8080:/run/x:y":      {"tcp", "127.0.0.1:8080", "unix", "/run/x:y", "/run/x:y"},
@@ -31,7 +33,7 @@ func TestParseDoor(t *testing.T) {
 	}
 }
 
-// output is a Writer that another goroutine reads.
+// lines is a Writer that another goroutine reads.
 type lines struct {
 	mu   sync.Mutex
 	text strings.Builder
