@@ -2,12 +2,14 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/vmm"
@@ -25,7 +27,8 @@ func (a *app) runVerb() *cobra.Command {
 		Short: "Start a VM, run a command in it and end it",
 		Long: "Start a VM from an image, run a command in it and end it. The exit code is the\n" +
 			"command's. Without a command the console is shown until the guest ends; with -d\n" +
-			"the id is printed and the VM stays.",
+			"the id is printed and the VM stays, with the command running in it under the id\n" +
+			"run, see exec --attach.",
 		Example: "  forkvm run --rm debian -- uname -a\n" +
 			"  forkvm run --cpus 4 --memory 6G debian -- make test\n" +
 			"  forkvm run -d --name db debian",
@@ -51,15 +54,42 @@ func (a *app) runVerb() *cobra.Command {
 			})
 		}
 		switch {
-		case len(argv) > 0:
-			return usagef("-d: the VM is left running, not a command; use 'forkvm exec -d' on it")
 		case remove:
 			return usagef("-d and --rm: nobody would be there to remove the VM; use 'forkvm rm'")
+		case command.interactive || command.terminal:
+			return usagef("-d: a command that is left running has neither input nor a terminal")
+		case len(argv) == 0:
+			return a.create(ctx, n, image, &boot)
 		}
-		return a.create(ctx, n, image, &boot)
+		return a.createBusy(ctx, n, image, &boot, a.command(&command, argv))
 	})
 	a.withQuiet(cmd, "no messages")
 	return a.withOutput(cmd)
+}
+
+// firstCommand is the id of the detached command with which a VM was made.
+const firstCommand = "run"
+
+// createBusy makes a VM and leaves it, and a command in it, running.
+func (a *app) createBusy(ctx context.Context, n Node, image string, boot *bootFlags, c client.Command) error {
+	o, err := boot.options()
+	if err != nil {
+		return err
+	}
+	vm, err := n.Boot(ctx, image, o)
+	if err != nil {
+		return err
+	}
+	c.OperationID = firstCommand
+	d, err := vm.Guest().Detach(ctx, c)
+	if err == nil && d.Result != nil && d.Result.Error != nil {
+		a.explainResult(*d.Result, c.Timeout)
+		err = codeOf(*d.Result)
+	}
+	if err != nil {
+		return errors.Join(err, end(ctx, vm, true))
+	}
+	return a.showCreated(vm)
 }
 
 // runForeground makes a VM for the time of one call. However the call ends, the
