@@ -55,24 +55,31 @@ func (b *bench) measureRival(ctx context.Context, name string, find func(SceneCo
 	if err := s.prepare(ctx); err != nil {
 		return err
 	}
-	var ready, command, private []float64
+	// The first is not counted, as with ours; it is the one that is left idle.
+	var private int64
+	_, err = s.restore(ctx, func(_ *client.Client, pid int) error {
+		time.Sleep(5 * settle)
+		private = linux.WrittenBytes(pid)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var ready, command []float64
 	var c course
-	for i := range b.config.Rounds + 1 {
-		m, err := s.restore(ctx)
+	for range b.config.Rounds {
+		m, err := s.restore(ctx, func(agent *client.Client, _ int) error { return runTrue(ctx, agent) })
 		if err != nil {
 			return err
 		}
-		if i > 0 {
-			c.step("monitor", ms(m.started))
-			c.step("guest agent, identity", ms(m.ready-m.started))
-			c.step("first command", ms(m.command-m.ready))
-			ready, command = append(ready, ms(m.ready)), append(command, ms(m.command))
-			private = append(private, float64(m.private)/(1<<20))
-		}
+		c.step("monitor", ms(m.started))
+		c.step("guest agent, identity", ms(m.ready-m.started))
+		c.step("first command", ms(m.then-m.ready))
+		ready, command = append(ready, ms(m.ready)), append(command, ms(m.then))
 	}
 	b.row(name+"_restore", CMS, ready)
 	b.row(name+"_first_command", CMS, command)
-	b.row(name+"_private", MiB, private)
+	b.row(name+"_private", MiB, []float64{float64(private) / (1 << 20)})
 	b.phases = append(b.phases, c.breakdown(name+" restore"))
 	return nil
 }
@@ -99,7 +106,7 @@ func (s *stable) prepare(ctx context.Context) error {
 			return err
 		}
 		for range 3 {
-			if _, err := agent.Exec(ctx, client.Command{Args: []string{"true"}}); err != nil {
+			if err := runTrue(ctx, agent); err != nil {
 				return err
 			}
 		}
@@ -114,15 +121,12 @@ func (s *stable) prepare(ctx context.Context) error {
 
 // restored is one sample: the time from the start of the process until the
 // monitor says that the guest runs, until the new identity is confirmed, and until
-// a first command has ended.
-type restored struct {
-	started, ready, command time.Duration
-	private                 int64
-}
+// what came then has ended.
+type restored struct{ started, ready, then time.Duration }
 
-// restore starts a process from what was saved. Ready is what it is for ours: the
-// guest agent has answered and has confirmed a new identity.
-func (s *stable) restore(ctx context.Context) (r restored, err error) {
+// restore starts a process from what was saved and does something with it. Ready is
+// what it is for ours: the guest agent has answered and has confirmed a new identity.
+func (s *stable) restore(ctx context.Context, then func(agent *client.Client, pid int) error) (r restored, err error) {
 	var begin time.Time
 	err = s.with(ctx, s.saved(), func(_ string, agent *client.Client, pid int) error {
 		r.started = time.Since(begin)
@@ -130,16 +134,19 @@ func (s *stable) restore(ctx context.Context) (r restored, err error) {
 			return err
 		}
 		r.ready = time.Since(begin)
-		result, err := agent.Exec(ctx, client.Command{Args: []string{"true"}})
-		if err == nil && result.ExitCode != 0 {
-			err = fmt.Errorf("true: exit code %d", result.ExitCode)
-		}
-		r.command = time.Since(begin)
-		time.Sleep(5 * settle)
-		r.private = linux.PrivateBytes(pid)
+		err := then(agent, pid)
+		r.then = time.Since(begin)
 		return err
 	}, &begin)
 	return r, err
+}
+
+func runTrue(ctx context.Context, agent *client.Client) error {
+	result, err := agent.Exec(ctx, client.Command{Args: []string{"true"}})
+	if err == nil && result.ExitCode != 0 {
+		err = fmt.Errorf("true: exit code %d", result.ExitCode)
+	}
+	return err
 }
 
 // with runs the rival's process around do. Begin, if given, is set just before
