@@ -208,6 +208,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	l.course.End(phaseDirectory)
 	started, err := d.start(ctx, config)
 	if err == nil {
+		n.prove()
 		var vm *VM
 		if vm, err = d.finish(started, l.course.phases(started)); err == nil {
 			return vm, nil
@@ -221,10 +222,13 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 // guest answers long before, a booting one on real hardware soon after.
 const slowStart = time.Second
 
-// startWatched starts a prepared VM process. If its guest is not ready soon it finds
-// out whether this /dev/kvm can run Linux at all, which some hosts' emulated ones
-// cannot: such a guest would run until its time is up.
-func startWatched(ctx context.Context, p *process.Prepared, config process.StartConfig) (*process.Started, error) {
+// startWatched starts a prepared VM process. If its guest is not ready soon, and none
+// ever was, it finds out whether this /dev/kvm can run Linux at all, which some hosts'
+// emulated ones cannot: such a guest would run until its time is up.
+func (n *Node) startWatched(ctx context.Context, p *process.Prepared, config process.StartConfig) (*process.Started, error) {
+	if n.proven() {
+		return p.Start(ctx, config)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	probed := make(chan struct{})

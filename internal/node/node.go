@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/snapshot/store"
@@ -29,6 +30,8 @@ type Node struct {
 	config  Config
 	store   *store.Store
 	program string // which build of the program Command is
+	// answered is set once it is known that a guest has answered, see proven.
+	answered atomic.Bool
 }
 
 // socketRoom is what a socket's path needs behind the run directory:

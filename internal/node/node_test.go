@@ -313,3 +313,20 @@ func TestUnknownNamesAreTyped(t *testing.T) {
 		t.Errorf("find: %v", err)
 	}
 }
+
+// What one process has seen a guest do, another need not find out.
+func TestProvenIsForAllProcesses(t *testing.T) {
+	n := open(t)
+	if n.proven() {
+		t.Fatal("proven before any guest has answered")
+	}
+	n.prove()
+	other, err := Open(n.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if !n.proven() || !other.proven() {
+		t.Errorf("proven: %v here, %v elsewhere", n.proven(), other.proven())
+	}
+}

@@ -298,7 +298,7 @@ func (d *draft) start(ctx context.Context, c process.StartConfig) (*process.Star
 	if err != nil {
 		return nil, err
 	}
-	return startWatched(ctx, d.prepared, c)
+	return d.node.startWatched(ctx, d.prepared, c)
 }
 
 // finish makes the draft a VM.
