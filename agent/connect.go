@@ -135,23 +135,20 @@ func dialLocal(ctx context.Context, r proto.ConnectRequest) (halfConn, error) {
 
 // connectError gives an error of a socket a stable word.
 func connectError(err error) *proto.Error {
-	for _, k := range []struct {
-		errno syscall.Errno
-		code  string
-	}{
+	code := codeOf(err, "", []errorWord{
 		{syscall.ECONNREFUSED, proto.CodeConnectionRefused},
 		{syscall.ECONNRESET, proto.CodeConnectionReset},
 		{syscall.EPIPE, proto.CodeConnectionReset},
 		{syscall.ENETUNREACH, proto.CodeUnreachable},
 		{syscall.EHOSTUNREACH, proto.CodeUnreachable},
 		{syscall.ETIMEDOUT, proto.CodeUnreachable},
-	} {
-		if errors.Is(err, k.errno) {
-			return failure(k.code, "%v", err)
-		}
+	})
+	switch {
+	case code != "":
+	case errors.Is(err, context.DeadlineExceeded):
+		code = proto.CodeUnreachable
+	default:
+		return fileError(err)
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return failure(proto.CodeUnreachable, "%v", err)
-	}
-	return fileError(err)
+	return failure(code, "%v", err)
 }

@@ -194,11 +194,7 @@ func fileError(err error) *proto.Error {
 	if errors.As(err, &typed) {
 		return typed
 	}
-	code := proto.CodeIO
-	for _, k := range []struct {
-		errno syscall.Errno
-		code  string
-	}{
+	code := codeOf(err, proto.CodeIO, []errorWord{
 		{syscall.ENOENT, proto.CodeFileNotFound},
 		{syscall.ENOTDIR, proto.CodeNotADirectory},
 		{syscall.ENOTEMPTY, proto.CodeNotEmpty},
@@ -213,11 +209,22 @@ func fileError(err error) *proto.Error {
 		{syscall.ENOMEM, proto.CodeResourceExhausted},
 		{syscall.EMFILE, proto.CodeResourceExhausted},
 		{syscall.ENFILE, proto.CodeResourceExhausted},
-	} {
-		if errors.Is(err, k.errno) {
-			code = k.code
-			break
+	})
+	return &proto.Error{Code: code, Message: err.Error(), Retryable: code == proto.CodeResourceExhausted}
+}
+
+// errorWord is the stable word for an error of the kernel.
+type errorWord struct {
+	errno syscall.Errno
+	code  string
+}
+
+// codeOf returns the first word that is for err, otherwise if none is.
+func codeOf(err error, otherwise string, words []errorWord) string {
+	for _, w := range words {
+		if errors.Is(err, w.errno) {
+			return w.code
 		}
 	}
-	return &proto.Error{Code: code, Message: err.Error(), Retryable: code == proto.CodeResourceExhausted}
+	return otherwise
 }

@@ -46,8 +46,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// overBudget measures and says which rows took more than
-// they may.
+// overBudget measures, and says which rows took more than they may.
 func overBudget(t *testing.T) map[string]string {
 	t.Helper()
 	// Sockets below it need short paths; /tmp is on disk in the lab.

@@ -1,6 +1,26 @@
 package devices
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+)
+
+// DecodeState reads a device's state: exactly one JSON value, with nothing behind it
+// and no field that S has not, since a state from a newer version must not be half
+// understood.
+func DecodeState[S any](data []byte) (state S, err error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&state); err != nil {
+		return state, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return state, errors.New("data after the end")
+	}
+	return state, nil
+}
 
 // Remembered keeps a device's state as it was decoded last: a machine that is
 // reset goes back to the same bytes again and again. Its zero value is empty.

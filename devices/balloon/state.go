@@ -1,9 +1,10 @@
 package balloon
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
+
+	"github.com/forkvm/forkvm/devices"
 )
 
 // StateVersion is the version of State that this package writes and reads.
@@ -21,22 +22,13 @@ func (b *balloon) Save() (json.RawMessage, error) {
 }
 
 func (b *balloon) Restore(data json.RawMessage) error {
-	s, err := b.saved.Decode(data, decodeState)
+	s, err := b.saved.Decode(data, devices.DecodeState[State])
 	if err != nil {
-		return err
+		return fmt.Errorf("decode balloon state: %w", err)
 	}
 	if s.Version != StateVersion {
 		return fmt.Errorf("balloon state has version %d, need %d", s.Version, StateVersion)
 	}
 	b.target.Store(s.Target)
 	return nil
-}
-
-func decodeState(data []byte) (s State, err error) {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
-		return s, fmt.Errorf("decode balloon state: %w", err)
-	}
-	return s, nil
 }

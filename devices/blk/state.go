@@ -1,9 +1,9 @@
 package blk
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
+
+	"github.com/forkvm/forkvm/devices"
 )
 
 // StateVersion is the version of State that this package writes and reads.
@@ -23,9 +23,9 @@ func (d *disk) state() State {
 
 // checkState refuses a state that was saved with another disk.
 func (d *disk) checkState(data []byte) error {
-	s, err := d.saved.Decode(data, decodeState)
+	s, err := d.saved.Decode(data, devices.DecodeState[State])
 	if err != nil {
-		return err
+		return fmt.Errorf("decode block device state: %w", err)
 	}
 	want := d.state()
 	switch {
@@ -37,13 +37,4 @@ func (d *disk) checkState(data []byte) error {
 		return fmt.Errorf("disk is read-only: %v, was when it was saved: %v", want.ReadOnly, s.ReadOnly)
 	}
 	return nil
-}
-
-func decodeState(data []byte) (s State, err error) {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
-		return s, fmt.Errorf("decode block device state: %w", err)
-	}
-	return s, nil
 }

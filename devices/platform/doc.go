@@ -11,32 +11,16 @@
 package platform
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
 
 	"github.com/forkvm/forkvm/devices"
 )
 
-// decodeState parses the saved state of the device of this ID. Unknown fields are an error: a state from a newer version
-// must not be half understood.
+// decodeState parses the saved state of the device of this ID.
 func decodeState[S any](id string, saved *devices.Remembered[S], data []byte) (S, error) {
-	state, err := saved.Decode(data, decodeStrictly[S])
+	state, err := saved.Decode(data, devices.DecodeState[S])
 	if err != nil {
 		return state, fmt.Errorf("decode state (%s): %w", id, err)
-	}
-	return state, nil
-}
-
-func decodeStrictly[S any](data []byte) (state S, err error) {
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&state); err != nil {
-		return state, err
-	}
-	if decoder.More() {
-		return state, errors.New("trailing data")
 	}
 	return state, nil
 }

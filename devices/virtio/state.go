@@ -1,11 +1,11 @@
 package virtio
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+
+	"github.com/forkvm/forkvm/devices"
 )
 
 // StateVersion is the version of State that this package writes and reads.
@@ -143,17 +143,12 @@ func (t *Transport) restore(data []byte) error {
 
 // decodeState reads exactly one object with exactly our fields.
 func decodeState(data []byte) (State, error) {
-	var s State
 	if len(data) > maxState {
-		return s, fmt.Errorf("decode state: %d bytes, at most %d", len(data), maxState)
+		return State{}, fmt.Errorf("decode state: %d bytes, at most %d", len(data), maxState)
 	}
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&s); err != nil {
+	s, err := devices.DecodeState[State](data)
+	if err != nil {
 		return s, fmt.Errorf("decode state: %w", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return s, errors.New("decode state: data after the end")
 	}
 	return s, nil
 }

@@ -1,12 +1,12 @@
 package vsock
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
 
+	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/devices/virtio"
 )
 
@@ -68,9 +68,9 @@ func (r *router) Save() (json.RawMessage, error) {
 
 // Restore implements virtio.Device.
 func (r *router) Restore(raw json.RawMessage) error {
-	s, err := r.saved.Decode(raw, decodeState)
+	s, err := r.saved.Decode(raw, devices.DecodeState[state])
 	if err != nil {
-		return err
+		return fmt.Errorf("decode vsock state: %w", err)
 	}
 	switch {
 	case s.Version != stateVersion:
@@ -94,15 +94,6 @@ func (r *router) Restore(raw json.RawMessage) error {
 		r.restart.connections = append(r.restart.connections, portPair{host: c.HostPort, guest: c.GuestPort})
 	}
 	return nil
-}
-
-func decodeState(raw []byte) (s state, err error) {
-	decoder := json.NewDecoder(bytes.NewReader(raw))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
-		return s, fmt.Errorf("decode vsock state: %w", err)
-	}
-	return s, nil
 }
 
 // savedGuestCID looks for the guest's address in a transport's state. The address is part of the configuration that the

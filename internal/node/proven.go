@@ -23,11 +23,8 @@ func (n *Node) proven() bool {
 // prove notes that a guest has answered. If the file cannot be made, a slow start
 // costs a needless look at KVM.
 func (n *Node) prove() {
-	if n.proven() {
-		return
+	if !n.proven() {
+		_ = os.WriteFile(n.provenPath(), nil, 0o600)
+		n.answered.Store(true)
 	}
-	if f, err := os.OpenFile(n.provenPath(), os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
-		f.Close()
-	}
-	n.answered.Store(true)
 }

@@ -22,7 +22,8 @@ func (m *Memory) Own() ([]PageRange, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Pages that were copied for want of mappings have not been written.
+	// Pages that were copied, for want of mappings or because they are hot, have not
+	// been written.
 	own = without(own, m.copied.ranges())
 	ranges := make([]PageRange, len(own))
 	for i, r := range own {

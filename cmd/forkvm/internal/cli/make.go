@@ -138,15 +138,20 @@ func (a *app) createVerb() *cobra.Command {
 }
 
 func (a *app) create(ctx context.Context, n Node, image string, flags *bootFlags) error {
-	o, err := flags.options()
-	if err != nil {
-		return err
-	}
-	vm, err := n.Boot(ctx, image, o)
+	vm, err := flags.boot(ctx, n, image)
 	if err != nil {
 		return err
 	}
 	return a.showCreated(vm)
+}
+
+// boot makes a VM that stays.
+func (b *bootFlags) boot(ctx context.Context, n Node, image string) (VM, error) {
+	o, err := b.options()
+	if err != nil {
+		return nil, err
+	}
+	return n.Boot(ctx, image, o)
 }
 
 // showCreated prints the id of a VM that was just made, or all of it.

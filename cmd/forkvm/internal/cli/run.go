@@ -72,11 +72,7 @@ const firstCommand = "run"
 
 // createBusy makes a VM and leaves it, and a command in it, running.
 func (a *app) createBusy(ctx context.Context, n Node, image string, boot *bootFlags, c client.Command) error {
-	o, err := boot.options()
-	if err != nil {
-		return err
-	}
-	vm, err := n.Boot(ctx, image, o)
+	vm, err := boot.boot(ctx, n, image)
 	if err != nil {
 		return err
 	}

@@ -38,18 +38,22 @@ func (a *app) statsVerb() *cobra.Command {
 		vms, failed := a.named(n, refs)
 		if len(refs) == 0 {
 			var err error
-			if vms, err = running(ctx, n); err != nil {
+			if vms, err = n.List(); err != nil {
 				return err
 			}
 		}
-		views := make([]statsView, len(vms))
+		all, run := make([]statsView, len(vms)), make([]bool, len(vms))
 		var asked sync.WaitGroup
 		for i, vm := range vms {
-			asked.Go(func() { views[i] = measure(ctx, vm) })
+			asked.Go(func() { all[i], run[i] = measure(ctx, vm) })
 		}
 		asked.Wait()
-		for _, v := range views {
-			if v.Error != nil && len(refs) > 0 {
+		var views []statsView
+		for i, v := range all {
+			if len(refs) == 0 && !run[i] {
+				continue // its guest could not answer
+			}
+			if views = append(views, v); v.Error != nil && len(refs) > 0 {
 				failed = exitCode(exitFailure)
 			}
 		}
@@ -71,36 +75,25 @@ func (a *app) named(n Node, refs []string) (vms []VM, failed error) {
 	return vms, failed
 }
 
-// running lists the VMs whose guests could answer.
-func running(ctx context.Context, n Node) ([]VM, error) {
-	all, err := n.List()
-	var vms []VM
-	for _, vm := range all {
-		if _, err := runningStatus(ctx, vm); err == nil {
-			vms = append(vms, vm)
-		}
-	}
-	return vms, err
-}
-
-// measure asks one VM. A guest that does not answer is a result.
-func measure(ctx context.Context, vm VM) statsView {
-	v := statsView{Schema: "forkvm/stats/v1", VM: nameOf(vm)}
+// measure asks one VM. A guest that does not answer is a result. run says whether the
+// VM runs.
+func measure(ctx context.Context, vm VM) (v statsView, run bool) {
+	v = statsView{Schema: "forkvm/stats/v1", VM: nameOf(vm)}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
 	st, err := runningStatus(ctx, vm)
 	if err != nil {
 		v.Error = explain(err)
-		return v
+		return v, false
 	}
 	v.PrivateBytes = st.PrivateBytes
 	usage, err := vm.Guest().Usage(ctx)
 	if err != nil {
 		v.Error = explain(err)
-		return v
+		return v, true
 	}
 	v.Guest = &usage
-	return v
+	return v, true
 }
 
 func statsList(views []statsView) output.List[statsView] {
