@@ -3,44 +3,22 @@ package main
 import (
 	_ "embed"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 )
 
 //go:embed interpreter.py
-var interpreter []byte
+var interpreter string
 
-// interpreterDir is in the guest's memory.
-const interpreterDir = "/dev/shm/interpreter"
+// interpreterDir is in the guest's memory. The answer pipe is the last that it makes there.
+const (
+	interpreterDir   = "/dev/shm/interpreter"
+	interpreterReady = "file:" + interpreterDir + "/answer"
+)
 
 // startInterpreter leaves a Python running that the snapshot will have, as warm
 // interpreters of policies are.
 func (t *tour) startInterpreter(name string) error {
-	if _, err := t.forkvm("exec", "-u", "dev", name, "--", "mkdir", interpreterDir); err != nil {
-		return err
-	}
-	if err := t.put(name, interpreterDir+"/interpreter.py", interpreter); err != nil {
-		return err
-	}
-	start := fmt.Sprintf("setsid python3 %[1]s/interpreter.py 2>%[1]s/errors & "+
-		"until [ -p %[1]s/answer ]; do [ ! -s %[1]s/errors ] || { cat %[1]s/errors >&2; exit 1; }; sleep 0.1; done", interpreterDir)
-	_, err := t.forkvm("exec", "-u", "dev", name, "--", "sh", "-c", start)
-	return err
-}
-
-// put writes a file in a machine.
-func (t *tour) put(name, path string, contents []byte) error {
-	dir, err := os.MkdirTemp("", "tour")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	local := filepath.Join(dir, filepath.Base(path))
-	if err := os.WriteFile(local, contents, 0o644); err != nil {
-		return err
-	}
-	_, err = t.forkvm("cp", local, name+":"+path)
+	_, err := t.forkvm("exec", "-d", "-u", "dev", name, "--", "python3", "-c", interpreter, interpreterDir)
 	return err
 }
 

@@ -1,15 +1,17 @@
 """An interpreter that has been warm since before its machine was frozen.
 
-Whoever writes to the pipe "ask" beside this file gets a line from the pipe
-"answer": what random, uuid and secrets give, and the random of a TLS hello.
+Whoever writes to the pipe "ask" in the directory that is its argument gets a line
+from the pipe "answer": what random, uuid and secrets give, and the random of a
+TLS hello.
 """
 import os
 import random
 import secrets
 import ssl
+import sys
 import uuid
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+HERE = sys.argv[1]
 tls = ssl.create_default_context()
 
 
@@ -34,6 +36,7 @@ def hello():
 # The generators of random and of OpenSSL live in this process. Every clone has
 # inherited their state, and goes on from it, until they are seeded anew.
 seeded_in = generation()
+os.mkdir(HERE)
 os.mkfifo(os.path.join(HERE, "ask"))
 os.mkfifo(os.path.join(HERE, "answer"))
 while True:

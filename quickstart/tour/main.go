@@ -140,7 +140,7 @@ func (t *tour) build() error {
 	if err := t.startInterpreter("builder"); err != nil {
 		return err
 	}
-	if _, err := t.forkvm("snapshot", "builder", task, "--task", task); err != nil {
+	if _, err := t.forkvm("snapshot", "builder", task, "--task", task, "--ready", interpreterReady); err != nil {
 		return err
 	}
 	_, err := t.forkvm("kill", "builder")
