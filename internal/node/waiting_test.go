@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/forkvm/forkvm/internal/linux"
 )
@@ -100,8 +101,11 @@ func TestDeadAndForeignWaitingProcesses(t *testing.T) {
 	if alive, err := p.Running(); err != nil || !alive {
 		t.Error("the process with the recycled number was harmed")
 	}
-	if alive, err := foreign.Running(); err != nil || alive {
-		t.Error("the process of another build waits on")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	// A signal is sent, not done, when the call for it returns.
+	if err := foreign.Wait(ctx); err != nil {
+		t.Error("the process of another build waits on:", err)
 	}
 }
 
