@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -198,28 +199,47 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// Half of its input is nothing that a command should go on with.
+// Half of its input is nothing that a command should go on with, not even for the
+// moment until it is killed: one of many would be fast enough.
 func TestBrokenInputKills(t *testing.T) {
 	g := &cuttable{guest: start(t, agent.Config{})}
-	in, w := io.Pipe()
-	defer w.Close()
-	p, err := g.client().Start(context.Background(), client.Command{Args: []string{"sh", "-c", "cat >got; touch complete"}, Dir: g.dir, Stdin: in, OperationID: "half"})
-	if err != nil {
-		t.Fatal(err)
+	var commands []*client.Process
+	begin := func(id string) {
+		in, w := io.Pipe()
+		t.Cleanup(func() { w.Close() })
+		n := strconv.Itoa(len(commands))
+		p, err := g.client().Start(context.Background(), client.Command{Args: []string{"sh", "-c", "cat >got" + n + "; touch complete" + n}, Dir: g.dir, Stdin: in, OperationID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		commands = append(commands, p)
+		w.Write([]byte("half"))
+		eventually(t, "arrival", func() bool { b, _ := os.ReadFile(filepath.Join(g.dir, "got"+n)); return string(b) == "half" })
 	}
-	w.Write([]byte("half"))
-	eventually(t, "arrival", func() bool { b, _ := os.ReadFile(filepath.Join(g.dir, "got")); return string(b) == "half" })
+	ids := []string{"half-a", "half-b", "half-c", "half-d", "half-e"}
+	for _, id := range ids {
+		begin(id)
+		begin("")
+	}
 	g.cut()
-	p.Wait()
-	d, _ := g.attach(t, "half")
-	if d.Result.Signal != 9 || d.Result.Error == nil || d.Result.Error.Code != proto.CodeInputCut {
-		t.Errorf("got %+v (%v), want a kill for input_cut", d.Result, d.Result.Error)
+	for _, p := range commands {
+		p.Wait()
 	}
-	if _, err := os.Stat(filepath.Join(g.dir, "complete")); err == nil {
-		t.Error("the command went on")
+	for _, id := range ids {
+		d, _ := g.attach(t, id)
+		if d.Result.Signal != 9 || d.Result.Error == nil || d.Result.Error.Code != proto.CodeInputCut {
+			t.Errorf("%s: got %+v (%v), want a kill for input_cut", id, d.Result, d.Result.Error)
+		}
+	}
+	eventually(t, "end of all commands", func() bool {
+		info, err := g.Ping(context.Background())
+		return err == nil && info.Operations <= 1 // the ping is one
+	})
+	if done, _ := filepath.Glob(filepath.Join(g.dir, "complete*")); len(done) > 0 {
+		t.Errorf("%d commands went on", len(done))
 	}
 	// Whole input is, whatever happens to the connection then.
-	p, err = g.client().Start(context.Background(), client.Command{Args: []string{"sh", "-c", "sleep 0.3; cat"}, Stdin: strings.NewReader("whole"), Stdout: io.Discard, OperationID: "whole"})
+	p, err := g.client().Start(context.Background(), client.Command{Args: []string{"sh", "-c", "sleep 0.3; cat"}, Stdin: strings.NewReader("whole"), Stdout: io.Discard, OperationID: "whole"})
 	if err != nil {
 		t.Fatal(err)
 	}

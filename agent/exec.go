@@ -218,9 +218,15 @@ func (x *execution) control(c proto.Control) {
 const endOfInput = 4
 
 // feed writes what the host sends into the command's stdin. It returns false if
-// that broke off before its end, and true if the command takes no more.
-func (x *execution) feed(wire *proto.Conn) bool {
-	defer x.input.Close()
+// that broke off before its end, and true if the command takes no more. An input
+// that broke off stays open: the command would take it for the end and go on until
+// it is killed, which the caller sees to.
+func (x *execution) feed(wire *proto.Conn) (whole bool) {
+	defer func() {
+		if whole {
+			x.input.Close()
+		}
+	}()
 	var p []byte
 	for {
 		var ok bool
