@@ -276,8 +276,17 @@ func wrap(ctx context.Context, op string, started bool, err error) error {
 		return fmt.Errorf("%s in guest: %w", op, err)
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
+	case overdue(ctx):
+		err = context.DeadlineExceeded
 	}
 	return &ConnectionError{Op: op, Started: started, Err: err}
+}
+
+// overdue tells whether a context's deadline has passed, which a connection may
+// notice before the context does.
+func overdue(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && !time.Now().Before(deadline)
 }
 
 // simple is an operation without streams, whatever generation the guest has.

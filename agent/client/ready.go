@@ -102,7 +102,7 @@ func (c *Client) WaitFor(ctx context.Context, conditions ...Condition) error {
 func (c *Client) waitForOne(ctx context.Context, condition Condition) (reason string, err error) {
 	for pause := firstReadyPause; ; pause = min(2*pause, lastReadyPause) {
 		seen, err := c.look(ctx, condition)
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || overdue(ctx) {
 			// The last look was cut short, the one before was not.
 			if reason == "" {
 				reason = "not known in time"
