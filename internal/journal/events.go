@@ -1,0 +1,154 @@
+package journal
+
+import (
+	"encoding/json"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// Events of a rollout, and in brackets what their data is. The operations of the
+// guest agent that change a guest are events, too, under their own words ("exec",
+// "put", …) [Operation].
+const (
+	EventCreated   = "created"   // always the first [Created]
+	EventDone      = "done"      // an operation is over [Done]
+	EventForked    = "forked"    // [Forked]
+	EventReset     = "reset"     // [Reset]
+	EventSnapshot  = "snapshot"  // [Snapshot]
+	EventPaused    = "paused"    // [none]
+	EventResumed   = "resumed"   // [none]
+	EventEnded     = "ended"     // the VM was killed or found to have ended [Ended]
+	EventRemoved   = "removed"   // the VM is not there any more [none]
+	EventVerdict   = "verdict"   // [Verdict]
+	EventRecovered = "recovered" // [Recovered]
+)
+
+// Created says what a rollout began from.
+type Created struct {
+	VM         string `json:"vm"` // its id, which is the rollout's
+	Name       string `json:"name"`
+	Generation string `json:"generation"`
+	Recording  string `json:"recording"`
+	Version    string `json:"forkvm_version,omitempty"`
+	// One of Image, Snapshot and Parent is what it began from. SnapshotID is for
+	// the snapshot; ParentSeq is the last line of the parent's journal before the
+	// fork, 0 if that had none.
+	Image      string `json:"image,omitempty"`
+	Snapshot   string `json:"snapshot,omitempty"`
+	SnapshotID string `json:"snapshot_id,omitempty"`
+	Parent     string `json:"parent,omitempty"`
+	ParentSeq  uint64 `json:"parent_seq,omitempty"`
+	ParentHash string `json:"parent_hash,omitempty"`
+	Task       string `json:"task,omitempty"`
+}
+
+// Operation is what the guest agent was asked to do, written before it is. Members
+// that the operation does not have are left out. Values of environment variables
+// are never written.
+type Operation struct {
+	ID     string                `json:"id,omitempty"` // of a detached command
+	Args   []proto.Text          `json:"args,omitempty"`
+	Env    []proto.Text          `json:"env_names,omitempty"`
+	User   string                `json:"user,omitempty"`
+	Groups []string              `json:"groups,omitempty"`
+	Dir    proto.Text            `json:"dir,omitempty"`
+	Limits []proto.ResourceLimit `json:"limits,omitempty"`
+	// TimeoutMS is the command's own time limit.
+	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	ClearEnv  bool  `json:"clear_env,omitempty"`
+	Detached  bool  `json:"detached,omitempty"`
+	Terminal  bool  `json:"terminal,omitempty"`
+	Stdin     bool  `json:"stdin,omitempty"`
+	// MergedStreams: standard error went where standard output went.
+	MergedStreams bool `json:"merged_streams,omitempty"`
+	// StdoutLimit and StderrLimit are after how many bytes the guest cut a stream.
+	StdoutLimit int64 `json:"stdout_limit,omitempty"`
+	StderrLimit int64 `json:"stderr_limit,omitempty"`
+	// Files.
+	Path      proto.Text `json:"path,omitempty"`
+	To        proto.Text `json:"to,omitempty"`
+	Mode      uint32     `json:"mode,omitempty"`
+	Owners    bool       `json:"owners,omitempty"`
+	Recursive bool       `json:"recursive,omitempty"`
+	// Signals and connections.
+	Signal  int    `json:"signal,omitempty"`
+	All     bool   `json:"all,omitempty"`
+	Network string `json:"network,omitempty"`
+	Action  string `json:"action,omitempty"`
+}
+
+// Done is what became of an operation.
+type Done struct {
+	// Of is the line that says what was asked.
+	Of uint64 `json:"of"`
+	// Error is why there is no result. The guest may have done some of it.
+	Error string `json:"error,omitempty"`
+	// Result of a command.
+	Result *Result `json:"result,omitempty"`
+	// What went in and came out, if it passed by.
+	Input  *Contents `json:"input,omitempty"`
+	Stdout *Contents `json:"stdout,omitempty"`
+	Stderr *Contents `json:"stderr,omitempty"`
+	// WallMS is the time from the question to the end by the host's clock.
+	WallMS float64 `json:"wall_ms"`
+	// Step is the snapshot of the state behind it, and StepID that snapshot's id.
+	Step   string `json:"step,omitempty"`
+	StepID string `json:"step_id,omitempty"`
+}
+
+// Result is how a command ended.
+type Result struct {
+	ExitCode  int  `json:"exit_code"`
+	Signal    int  `json:"signal,omitempty"`
+	TimedOut  bool `json:"timed_out,omitempty"`
+	OOMKilled bool `json:"oom_killed,omitempty"`
+	// Bytes that the guest did not send, or did not keep.
+	StdoutDropped int64 `json:"stdout_dropped,omitempty"`
+	StderrDropped int64 `json:"stderr_dropped,omitempty"`
+	// DurationMS is from start to exit by the guest's clock.
+	DurationMS      int64  `json:"duration_ms"`
+	PeakMemoryBytes int64  `json:"peak_memory_bytes,omitempty"`
+	Error           string `json:"error,omitempty"` // code: why it could not be invoked
+}
+
+// Forked says what grew from the rollout at one moment.
+type Forked struct {
+	Children []string `json:"children"`
+	// PauseMS is how long the guest stood still.
+	PauseMS float64 `json:"pause_ms"`
+}
+
+// Reset says where the rollout was put back to.
+type Reset struct {
+	// To is a snapshot; empty: what it came from.
+	To         string `json:"to,omitempty"`
+	Generation string `json:"generation"`
+}
+
+// Snapshot says what was stored.
+type Snapshot struct {
+	Name    string  `json:"name"`
+	ID      string  `json:"id"`
+	PauseMS float64 `json:"pause_ms"`
+}
+
+// Ended says why the guest's life is over.
+type Ended struct {
+	Reason string `json:"reason"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// Verdict is the outcome of judging the rollout.
+type Verdict struct {
+	Task string `json:"task,omitempty"`
+	// Outcome is a stable word; only "scored" has a Reward.
+	Outcome string   `json:"outcome"`
+	Reward  *float64 `json:"reward,omitempty"`
+	// Evidence is all of it, in the form of whoever judged.
+	Evidence json.RawMessage `json:"evidence,omitempty"`
+}
+
+// Recovered says that what was left of an unfinished line was taken away.
+type Recovered struct {
+	DroppedBytes int64 `json:"dropped_bytes"`
+}
