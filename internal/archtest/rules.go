@@ -61,6 +61,8 @@ var rules = []rule{
 	// What a guest boots, and the program in it.
 	{"guest/image", []string{"guest/...", "internal/linux", "snapshot", "snapshot/layer"}, []string{sys},
 		"an image says what its disk is as a layer, so that nobody reads it to find out"},
+	{"guest/task", nil, []string{"github.com/BurntSushi/toml"},
+		"a task is a directory of files, whoever runs it"},
 	{"guest/...", []string{"guest/...", "internal/linux"}, []string{sys, "github.com/klauspost/compress", "github.com/pierrec/lz4", "github.com/ulikunitz/xz"},
 		"images are made on any machine, with no virtual machine in sight"},
 	{"agent/proto", nil, nil,
