@@ -169,3 +169,29 @@ func TestOperationsForgetTheOldest(t *testing.T) {
 		t.Errorf("%d and %d ids are kept", len(o.order), len(o.known))
 	}
 }
+
+func TestParseStat(t *testing.T) {
+	const line = "71 (a) b (c)) S 1 71 71 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0"
+	s, err := parseStat([]byte(line))
+	if err != nil || s != (stat{name: "a) b (c)", state: 'S', parent: 1, flags: 4194560, start: 4711}) {
+		t.Errorf("got %+v, %v", s, err)
+	}
+	for _, bad := range []string{"", "1 (a", ") (", "1 (a) S 1", strings.Replace(line, " 4711 ", " x ", 1)} {
+		if s, err := parseStat([]byte(bad)); err == nil {
+			t.Errorf("%q is %+v", bad, s)
+		}
+	}
+}
+
+func FuzzParseStat(f *testing.F) {
+	f.Add([]byte("71 (a) b (c)) S 1 71 71 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0"))
+	f.Fuzz(func(t *testing.T, b []byte) { _, _ = parseStat(b) })
+}
+
+func TestUnescape(t *testing.T) {
+	for in, want := range map[string]string{"/a": "/a", `/a\040b\134`: `/a b\`, `/a\04`: `/a\04`, `\999`: `\999`} {
+		if got := unescape(in); got != want {
+			t.Errorf("%q is %q, not %q", in, got, want)
+		}
+	}
+}

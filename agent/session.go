@@ -181,6 +181,12 @@ func (s *session) dispatch() (any, error) {
 		return serveOp(s, s.signal)
 	case proto.OpCommands:
 		return serveOp(s, s.commands)
+	case proto.OpSurvey:
+		return serveOp(s, s.survey)
+	case proto.OpQuiesce:
+		return serveOp(s, s.quiesce)
+	case proto.OpVacate:
+		return serveOp(s, s.vacate)
 	case proto.OpUsage:
 		return s.agent.usage(), nil
 	case proto.OpConnect:

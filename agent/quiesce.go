@@ -1,0 +1,238 @@
+package agent
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// maxReported bounds the processes that a result names.
+const maxReported = 50
+
+// quiesce ends every process that is not to be kept.
+func (s *session) quiesce(r proto.QuiesceRequest) (proto.QuiesceResult, error) {
+	if r.GraceMS < 0 || r.TimeoutMS <= 0 {
+		return proto.QuiesceResult{}, failure(proto.CodeInvalidRequest, "no time to end processes in")
+	}
+	if err := s.enter(); err != nil {
+		return proto.QuiesceResult{}, err
+	}
+	p, err := openProcfs()
+	if err != nil {
+		return proto.QuiesceResult{}, err
+	}
+	defer p.close()
+	q := &quiescer{procfs: p, ctx: s.ctx, groups: s.agent.groups, self: os.Getpid(), keep: map[int]proto.KeptProcess{}, seen: map[processID]bool{}}
+	for _, k := range r.Keep {
+		q.keep[k.PID] = k
+	}
+	// The thread ends with the goroutine, and its priority with it.
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		done <- q.run(milliseconds(r.GraceMS), milliseconds(r.TimeoutMS))
+	}()
+	err = <-done
+	return q.result, err
+}
+
+func milliseconds(n int64) time.Duration {
+	return time.Duration(min(n, int64(24*time.Hour/time.Millisecond))) * time.Millisecond
+}
+
+type processID struct {
+	pid   int
+	start uint64
+}
+
+// quiescer is one quiesce.
+type quiescer struct {
+	*procfs
+	ctx    context.Context
+	groups *cgroups // nil: none
+	self   int
+	keep   map[int]proto.KeptProcess
+	seen   map[processID]bool // what has been ended, or is going to be
+	result proto.QuiesceResult
+}
+
+func (q *quiescer) run(grace, timeout time.Duration) error {
+	// Services notice a SIGTERM of one of their workers and go on; at a SIGKILL some
+	// end all the others.
+	if err := q.ask(grace); err != nil {
+		return err
+	}
+	hurry()
+	deadline := time.Now().Add(timeout)
+	// What starts programs stands still before those that it has started end.
+	unhalted := q.halt()
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		foreign, err := q.stopAll()
+		if err != nil {
+			return err
+		}
+		if len(foreign) == 0 {
+			q.result.Survivors = unhalted
+			return nil
+		}
+		for _, f := range foreign {
+			syscall.Kill(f.PID, syscall.SIGKILL)
+		}
+		if time.Now().After(deadline) || q.ctx.Err() != nil {
+			q.result.Survivors = append(unhalted, foreign[:min(len(foreign), maxReported)]...)
+			return nil
+		}
+		time.Sleep(pause) // they need the processor in order to end
+	}
+}
+
+// hurry gives this thread the processor before any ordinary program, so that
+// programs cannot multiply faster than they are stopped. Where that is not allowed
+// it takes longer.
+func hurry() {
+	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
+}
+
+// ask asks the others to end and waits a moment for it.
+func (q *quiescer) ask(grace time.Duration) error {
+	if grace == 0 {
+		return nil
+	}
+	asked := map[processID]bool{}
+	for deadline := time.Now().Add(grace); ; time.Sleep(2 * time.Millisecond) {
+		foreign, err := q.foreign()
+		if err != nil || len(foreign) == 0 || time.Now().After(deadline) || q.ctx.Err() != nil {
+			return err
+		}
+		for _, f := range foreign {
+			if id := (processID{f.PID, f.Start}); !asked[id] {
+				asked[id] = true
+				syscall.Kill(f.PID, syscall.SIGTERM)
+				syscall.Kill(f.PID, syscall.SIGCONT)
+			}
+		}
+	}
+}
+
+// stopAll stops the others until none is left that could start another, and
+// returns them.
+func (q *quiescer) stopAll() ([]proto.ProcessInfo, error) {
+	stopped := map[processID]bool{}
+	for {
+		foreign, err := q.foreign()
+		if err != nil {
+			return nil, err
+		}
+		fresh := false
+		for _, f := range foreign {
+			if id := (processID{f.PID, f.Start}); !stopped[id] {
+				stopped[id], fresh = true, true
+				syscall.Kill(f.PID, syscall.SIGSTOP)
+			}
+		}
+		if !fresh || q.ctx.Err() != nil {
+			return foreign, nil
+		}
+	}
+}
+
+// foreign lists what is not to be kept, and notes it.
+func (q *quiescer) foreign() ([]proto.ProcessInfo, error) {
+	pids, err := q.pids()
+	if err != nil {
+		return nil, err
+	}
+	var list []proto.ProcessInfo
+	for _, pid := range pids {
+		if pid == q.self {
+			continue
+		}
+		info, err := q.process(pid)
+		if err == errNoProcess {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if q.keeps(info) {
+			continue
+		}
+		list = append(list, info)
+		q.note(info)
+	}
+	return list, nil
+}
+
+func (q *quiescer) note(info proto.ProcessInfo) {
+	id := processID{info.PID, info.Start}
+	if q.seen[id] {
+		return
+	}
+	q.seen[id] = true
+	q.result.Ended++
+	if len(q.result.Processes) < maxReported {
+		info.Args = q.args(info.PID)
+		q.result.Processes = append(q.result.Processes, info)
+	}
+}
+
+func (q *quiescer) keeps(info proto.ProcessInfo) bool {
+	k, ok := q.keep[info.PID]
+	return ok && k.Start == info.Start && k.Program == info.Program && k.Inode == info.Inode
+}
+
+// halt stops the processes that are kept but must not run, and returns those that
+// go on.
+func (q *quiescer) halt() (unhalted []proto.ProcessInfo) {
+	var pids []int
+	for pid, k := range q.keep {
+		if info, err := q.process(pid); k.Halt && pid != q.self && err == nil && q.keeps(info) {
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) == 0 {
+		return nil
+	}
+	slices.Sort(pids)
+	frozen := q.freeze(pids)
+	for _, pid := range pids {
+		// PID 1 takes no signal that stops it.
+		if frozen || pid != 1 && syscall.Kill(pid, syscall.SIGSTOP) == nil {
+			q.result.Halted++
+			continue
+		}
+		if info, err := q.process(pid); err == nil {
+			unhalted = append(unhalted, info)
+		}
+	}
+	return unhalted
+}
+
+// freeze moves processes into a cgroup that stands still.
+func (q *quiescer) freeze(pids []int) bool {
+	if q.groups == nil {
+		return false
+	}
+	dir := filepath.Join(q.groups.dir, "halted")
+	if err := os.Mkdir(dir, 0o755); err != nil && !os.IsExist(err) {
+		return false
+	}
+	if writeFile(filepath.Join(dir, "cgroup.freeze"), "1") != nil {
+		return false
+	}
+	for _, pid := range pids {
+		if writeFile(filepath.Join(dir, "cgroup.procs"), strconv.Itoa(pid)) != nil {
+			return false
+		}
+	}
+	return true
+}
