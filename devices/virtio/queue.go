@@ -103,6 +103,25 @@ func (q *Queue) Pop() (*Chain, error) {
 // this call. Whether the driver is interrupted is decided when the handler
 // returns.
 func (q *Queue) Push(c *Chain, written uint32) error {
+	if err := q.place(c, written); err != nil {
+		return err
+	}
+	return q.publish()
+}
+
+// PushAll is Push for several chains that the driver has to see at once: in
+// the order of chains, with as many written bytes each.
+func (q *Queue) PushAll(chains []*Chain, written []uint32) error {
+	for i, c := range chains {
+		if err := q.place(c, written[i]); err != nil {
+			return err
+		}
+	}
+	return q.publish()
+}
+
+// place writes the next used entry, which publish makes visible.
+func (q *Queue) place(c *Chain, written uint32) error {
 	entry := q.device + ringEntries + usedElemSize*uint64(q.nextUsed%q.size)
 	var elem [usedElemSize]byte
 	binary.LittleEndian.PutUint32(elem[0:], uint32(c.head))
@@ -112,8 +131,13 @@ func (q *Queue) Push(c *Chain, written uint32) error {
 		return q.fail(err)
 	}
 	q.nextUsed++
-	// The index is what makes the entry visible, so it is stored last. It is an
-	// atomic store and with that a full barrier, which needsInterrupt relies on.
+	return nil
+}
+
+// publish stores the used index. It is what makes entries visible, so it comes
+// last. It is an atomic store and with that a full barrier, which needsInterrupt
+// relies on.
+func (q *Queue) publish() error {
 	return q.fail(q.mem.WriteUint16(q.device+ringIndex, q.nextUsed))
 }
 

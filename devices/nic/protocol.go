@@ -1,0 +1,82 @@
+package nic
+
+import "encoding/binary"
+
+// Feature bits (section 5.1.3).
+const (
+	FeatureChecksum         uint64 = 1 << 0 // VIRTIO_NET_F_CSUM
+	FeatureGuestChecksum    uint64 = 1 << 1
+	FeatureMTU              uint64 = 1 << 3
+	FeatureMAC              uint64 = 1 << 5
+	FeatureGuestTSO4        uint64 = 1 << 7
+	FeatureGuestTSO6        uint64 = 1 << 8
+	FeatureHostTSO4         uint64 = 1 << 11
+	FeatureHostTSO6         uint64 = 1 << 12
+	FeatureMergeableBuffers uint64 = 1 << 15 // VIRTIO_NET_F_MRG_RXBUF
+	FeatureStatus           uint64 = 1 << 16
+
+	features = FeatureChecksum | FeatureGuestChecksum | FeatureMTU | FeatureMAC | FeatureGuestTSO4 | FeatureGuestTSO6 |
+		FeatureHostTSO4 | FeatureHostTSO6 | FeatureMergeableBuffers | FeatureStatus
+)
+
+// Header flags and segmentation types (section 5.1.6).
+const (
+	headerNeedsChecksum = 1
+	headerDataValid     = 2
+
+	segmentNone  = 0
+	segmentTCPv4 = 1
+	segmentTCPv6 = 4
+)
+
+const (
+	// headerSize is that of struct virtio_net_hdr: with VERSION_1 it always has num_buffers.
+	headerSize = 12
+
+	ethernetHeader = 14
+	vlanTag        = 4
+	// maxFrame is the largest frame, one that is to be segmented: the largest IP packet behind its headers.
+	maxFrame = ethernetHeader + vlanTag + 65535
+
+	statusLinkUp = 1
+)
+
+// space lays out struct virtio_net_config (section 5.1.4).
+func space(mac MAC, mtu int) []byte {
+	b := make([]byte, 12)
+	copy(b, mac[:])
+	le := binary.LittleEndian
+	le.PutUint16(b[6:], statusLinkUp)
+	le.PutUint16(b[8:], 1) // pairs of queues; means nothing without VIRTIO_NET_F_MQ
+	le.PutUint16(b[10:], uint16(mtu))
+	return b
+}
+
+// header is struct virtio_net_hdr.
+type header struct {
+	flags          uint8
+	segmentation   uint8
+	headerLength   uint16
+	segmentSize    uint16
+	checksumStart  uint16
+	checksumOffset uint16
+	buffers        uint16
+}
+
+func (h *header) decode(b []byte) {
+	le := binary.LittleEndian
+	h.flags, h.segmentation = b[0], b[1]
+	h.headerLength, h.segmentSize = le.Uint16(b[2:]), le.Uint16(b[4:])
+	h.checksumStart, h.checksumOffset = le.Uint16(b[6:]), le.Uint16(b[8:])
+	h.buffers = le.Uint16(b[10:])
+}
+
+func (h *header) encode(b []byte) {
+	le := binary.LittleEndian
+	b[0], b[1] = h.flags, h.segmentation
+	le.PutUint16(b[2:], h.headerLength)
+	le.PutUint16(b[4:], h.segmentSize)
+	le.PutUint16(b[6:], h.checksumStart)
+	le.PutUint16(b[8:], h.checksumOffset)
+	le.PutUint16(b[10:], h.buffers)
+}
