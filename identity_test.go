@@ -352,8 +352,8 @@ func TestCaseA3FailsClosed(t *testing.T) {
 	}
 
 	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source"})
-	// A directory in its place cannot be replaced by a file.
-	sh(t, ctx, vm, "rm /etc/machine-id && mkdir /etc/machine-id")
+	// A directory in its place cannot be covered by a file.
+	sh(t, ctx, vm, "umount /etc/machine-id && rm /etc/machine-id && mkdir /etc/machine-id")
 	own := openStore(t)
 	takeSnapshot(t, ctx, vm, own, "stubborn")
 	_, err = forkvm.Restore(ctx, own, "stubborn", config(t, forkvm.Config{Name: "clone"}))

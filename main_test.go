@@ -125,7 +125,6 @@ func makeParent(t *testing.T, ctx context.Context, name string, cpus int) (err e
 	booted := time.Since(begun)
 	parents.booted[name] = booted
 	putProgram(t, ctx, vm)
-	sh(t, ctx, vm, "echo 00000000000000000000000000000000 > /etc/machine-id; sync")
 	if _, err := vm.Snapshot(ctx, parents.store, name); err != nil {
 		return err
 	}

@@ -21,9 +21,14 @@ const (
 // NewIdentity returns the identity of the machine that this process runs on.
 // stateDir is a directory on a tmpfs; it holds files that stand in for those of
 // the kernel.
-func NewIdentity(stateDir string) Identity { return machine{stateDir} }
+func NewIdentity(stateDir string) Identity {
+	return machine{stateDir, func(source, target string) error { return unix.Mount(source, target, "", unix.MS_BIND, "") }}
+}
 
-type machine struct{ stateDir string }
+type machine struct {
+	stateDir string
+	mount    func(source, target string) error
+}
 
 func (machine) AddEntropy(p []byte) error {
 	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
@@ -64,20 +69,15 @@ func (m machine) SetMachineID(id string) error {
 	return m.setMachineID(machineIDPath, id)
 }
 
-// setMachineID replaces the file at path, if there is one. On a read-only root,
-// and where something else is mounted over it already, a file in the state
-// directory is mounted there, as systemd does it.
+// setMachineID covers the file at path, if there is one, as systemd does where it
+// cannot write it. Written on the disk, an id of its own would cost each clone a
+// transaction of the file system, and would be in what comes of its disk.
 func (m machine) setMachineID(path, id string) error {
 	target, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
 	}
-	content := []byte(id + "\n")
-	err = replaceFile(target, content, 0o444)
-	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
-		err = m.cover(target, "machine-id", content)
-	}
-	return err
+	return m.cover(target, "machine-id", []byte(id+"\n"))
 }
 
 func (m machine) RenewBootID() (string, error) {
@@ -96,32 +96,40 @@ func (m machine) RenewBootID() (string, error) {
 
 // cover makes target read as content: a file in the state directory is mounted
 // over it. In a clone of a clone it is mounted already, and is overwritten in
-// place: content has always the same length, and mounts do not pile up.
+// place, so that mounts do not pile up.
 func (m machine) cover(target, name string, content []byte) error {
 	source := filepath.Join(m.stateDir, name)
-	if covered(source, target) {
+	if size, ok := covered(source, target); ok {
 		f, err := os.OpenFile(source, os.O_WRONLY, 0)
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		_, err = f.WriteAt(content, 0)
+		if size > int64(len(content)) { // somebody in the guest has written to it
+			err = f.Truncate(0)
+		}
+		if err == nil {
+			_, err = f.WriteAt(content, 0)
+		}
 		return err
 	}
 	if err := replaceFile(source, content, 0o444); err != nil {
 		return err
 	}
-	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+	if err := m.mount(source, target); err != nil {
 		return fmt.Errorf("mount %s over %s: %w", source, target, err)
 	}
 	return nil
 }
 
-// covered tells whether both names lead to the same file.
-func covered(source, target string) bool {
+// covered tells whether both names lead to the same file, and its size.
+func covered(source, target string) (size int64, yes bool) {
 	a, err1 := os.Stat(source)
 	b, err2 := os.Stat(target)
-	return err1 == nil && err2 == nil && os.SameFile(a, b)
+	if err1 != nil || err2 != nil || !os.SameFile(a, b) {
+		return 0, false
+	}
+	return a.Size(), true
 }
 
 // replaceFile puts a file in place by rename, creating its directory if it is

@@ -86,27 +86,34 @@ func TestCgroupMount(t *testing.T) {
 	}
 }
 
+// A file in the state directory is mounted over the machine id once, whatever
+// leads to it, and then overwritten.
 func TestSetMachineID(t *testing.T) {
 	dir := t.TempDir()
-	m := machine{filepath.Join(dir, "state")}
-	path := filepath.Join(dir, "machine-id")
+	mounts := 0
+	m := machine{filepath.Join(dir, "state"), func(source, target string) error {
+		mounts++
+		return errors.Join(os.Remove(target), os.Link(source, target)) // the same file under both names, as a mount has it
+	}}
+	path, link := filepath.Join(dir, "machine-id"), filepath.Join(dir, "link")
 	if err := m.setMachineID(path, "a"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("error %v without a machine id, want not exist", err)
 	}
 	os.WriteFile(path, []byte("old\n"), 0o644)
-	if err := m.setMachineID(path, "new"); err != nil {
-		t.Fatal(err)
-	}
-	if b, _ := os.ReadFile(path); string(b) != "new\n" {
-		t.Errorf("machine id %q", b)
-	}
-	link := filepath.Join(dir, "link")
 	os.Symlink(path, link)
-	if err := m.setMachineID(link, "newer"); err != nil {
-		t.Fatal(err)
+	for _, c := range []struct{ path, id string }{{path, "one"}, {path, "two"}, {link, "six"}} {
+		if mounts > 0 {
+			os.WriteFile(path, []byte("something longer of the guest's own"), 0o644)
+		}
+		if err := m.setMachineID(c.path, c.id); err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := os.ReadFile(path); string(b) != c.id+"\n" {
+			t.Errorf("machine id %q, want %q", b, c.id)
+		}
 	}
-	if b, _ := os.ReadFile(path); string(b) != "newer\n" {
-		t.Errorf("machine id behind a link %q", b)
+	if mounts != 1 {
+		t.Errorf("%d mounts", mounts)
 	}
 }
 

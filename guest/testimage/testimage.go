@@ -41,6 +41,7 @@ var texts = []struct{ path, content string }{
 	{"/etc/group", "root:x:0:\nuser:x:1000:\n"},
 	{"/etc/hosts", "127.0.0.1\tlocalhost\n"},
 	{"/etc/inittab", inittab},
+	{"/etc/machine-id", ""}, // filled in by whoever boots it
 	{"/etc/passwd", "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"},
 }
 
