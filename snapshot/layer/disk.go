@@ -189,6 +189,7 @@ func (d *Disk) Close() error {
 		return nil
 	}
 	d.closed = true
+	d.files.unmap()
 	var errs []error
 	if d.files.top != nil {
 		errs = append(errs, d.files.top.Close())

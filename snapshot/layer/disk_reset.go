@@ -45,16 +45,19 @@ func (d *Disk) reset(newTop *os.File, change func() error) error {
 	if err := d.checkReset(newTop); err != nil {
 		return fmt.Errorf("reset disk: %w", err)
 	}
-	old := d.files.top
+	old := d.files
 	if err := change(); err != nil {
 		return fmt.Errorf("reset disk: %w", err)
 	}
 	d.files = newFileTable(d.layers, newTop)
 	d.places, d.zeros, d.top = blockMap{}, blockSet{}, top{}
 	d.syncs.forget()
-	if old != nil {
-		d.gone.Go(func() { old.Close() })
-	}
+	d.gone.Go(func() {
+		old.unmap()
+		if old.top != nil {
+			old.top.Close()
+		}
+	})
 	return nil
 }
 

@@ -16,14 +16,15 @@ type fileTable struct {
 // source is a file that blocks are read from. raw bounds a raw image, whose
 // last block may be cut short; 0 for others.
 type source struct {
-	file *os.File
-	raw  int64
+	file   *os.File
+	raw    int64
+	window *window
 }
 
 func newFileTable(layers []*Layer, top *os.File) fileTable {
 	var t fileTable
 	for _, l := range layers {
-		s := source{file: l.file}
+		s := source{file: l.file, window: new(window)}
 		if l.raw != nil {
 			s.raw = l.raw.size
 		}
@@ -40,14 +41,26 @@ func (t *fileTable) add(f *os.File) uint32 {
 	if n := len(t.free); n > 0 {
 		number := t.free[n-1]
 		t.free = t.free[:n-1]
-		t.sources[number] = source{file: f}
+		t.sources[number] = source{file: f, window: new(window)}
 		return number
 	}
-	t.sources = append(t.sources, source{file: f})
+	t.sources = append(t.sources, source{file: f, window: new(window)})
 	return uint32(len(t.sources) - 1)
 }
 
 func (t *fileTable) setTop(f *os.File) { t.top, t.number = f, t.add(f) }
+
+// frozen reports whether a file is not the top, and so does not change.
+func (t *fileTable) frozen(number uint32) bool { return t.top == nil || number != t.number }
+
+// unmap gives the windows back.
+func (t *fileTable) unmap() {
+	for _, s := range t.sources {
+		if s.window != nil {
+			s.window.unmap()
+		}
+	}
+}
 
 // freeze makes the top a former one.
 func (t *fileTable) freeze(newTop *os.File) {
@@ -62,6 +75,7 @@ func (t *fileTable) merge(first, count int, f *os.File) (number uint32, gone map
 	gone = make(map[uint32]bool, count)
 	for _, n := range t.former[first : first+count] {
 		gone[n] = true
+		t.sources[n].window.unmap()
 		t.sources[n] = source{}
 		t.free = append(t.free, n)
 	}
