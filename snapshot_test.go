@@ -117,7 +117,7 @@ func (g *guest) clone(t *testing.T) *guest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint, err := g.machine.Checkpoint(tops, nil)
+	checkpoint, err := g.machine.Checkpoint(tops)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
-	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
@@ -223,13 +222,12 @@ func (vm *VM) checkpoint() (c *machine.Checkpoint, lineage []string, life int, e
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	spares, err := machine.NewTops(vm.machine.Shape(), vm.tempDir)
-	if err != nil {
-		return nil, nil, 0, errors.Join(err, linux.CloseFiles(tops...))
-	}
 	vm.standing.Lock()
 	defer vm.standing.Unlock()
-	c, err = vm.machine.Checkpoint(tops, spares)
+	c, err = vm.machine.Checkpoint(tops)
+	if err == nil && c.Compactable {
+		vm.compact()
+	}
 	return c, vm.lineage, vm.life, err
 }
 
@@ -270,6 +268,14 @@ func (vm *VM) Snapshot(ctx context.Context, st *store.Store, name string) (*snap
 // reset that has begun cannot be finished, or ctx ends before it is, the machine
 // has ended.
 func (vm *VM) Reset(ctx context.Context) error { return vm.reset(ctx, nil, nil) }
+
+// compact merges layers of disks. Long stacks, for want of space, cost time and nothing
+// else.
+func (vm *VM) compact() {
+	if files, err := machine.NewTops(vm.machine.Shape(), vm.tempDir); err == nil {
+		_ = vm.machine.Compact(files)
+	}
+}
 
 // ResetTo is Reset to a snapshot of the machine, or of another machine of the same
 // tree: one with the same vCPUs, memory, disks and kernel. From then on that is

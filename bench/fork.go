@@ -117,7 +117,7 @@ func (s *scene) checkpoint(ctx context.Context, vm *node.VM) (*machine.Checkpoin
 	if err != nil {
 		return nil, err
 	}
-	checkpoint, err := c.Checkpoint(ctx, tops, nil)
+	checkpoint, err := c.Checkpoint(ctx, tops)
 	return checkpoint, errors.Join(err, linux.CloseFiles(tops...))
 }
 

@@ -3,11 +3,14 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/forkvm/forkvm/internal/testkit"
+	"github.com/forkvm/forkvm/snapshot/layer"
 )
 
 // boot makes a VM from an image and takes a snapshot of it, called base.
@@ -150,6 +153,29 @@ func TestTreeOfSteps(t *testing.T) {
 	if got := strings.TrimSpace(h.must("snapshot", "trunk")) + strings.TrimSpace(h.must("snapshot", "trunk")); got != "trunk-1trunk-2" {
 		t.Errorf("made-up names: %s", got)
 	}
+	for range layer.MergeWidth {
+		h.sh("trunk", "echo more >> /root/more; sync")
+		h.must("snapshot", "trunk")
+	}
+	if n := h.unnamedFiles("trunk"); n > layer.MergeWidth/2 {
+		t.Errorf("the disk of the trunk is in %d files", n)
+	}
+}
+
+// unnamedFiles counts the files without a name that a VM process has, which are what was
+// written to its disks.
+func (h *host) unnamedFiles(vm string) (n int) {
+	h.t.Helper()
+	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", h.inspect(vm).PID))
+	if err != nil || len(links) == 0 {
+		h.t.Fatalf("files of %s: %v, %v", vm, links, err)
+	}
+	for _, link := range links {
+		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, h.data+"/tmp/#") {
+			n++
+		}
+	}
+	return n
 }
 
 // TestTreeOf100Steps is the same for a hundred steps, three forks deep.

@@ -29,6 +29,8 @@ type Checkpoint struct {
 	WorkingSet *store.WorkingSet
 	// Pause is how long the machine stood still for it.
 	Pause time.Duration
+	// Compactable says that the machine has layers of disks that Compact would merge.
+	Compactable bool
 }
 
 // Close closes the checkpoint's layers. Machines made from it do not need them.
@@ -47,7 +49,7 @@ func (c *Checkpoint) Close() error {
 // Clone returns a checkpoint with handles of its own, so that several machines
 // can be made from one.
 func (c *Checkpoint) Clone() (*Checkpoint, error) {
-	clone := &Checkpoint{Shape: c.Shape, State: c.State, Pause: c.Pause}
+	clone := &Checkpoint{Shape: c.Shape, State: c.State, Pause: c.Pause, Compactable: c.Compactable}
 	var err error
 	if clone.Memory, err = duplicate(c.Memory); err != nil {
 		return nil, err
@@ -77,14 +79,11 @@ func (c *Checkpoint) Configure(config *Config) {
 
 // Checkpoint stops the machine, takes its state and freezes its memory and its
 // disks in one pause, and lets it go on (unless it was paused before). tops has
-// an empty file for each writable disk's new top layer and nil for the others,
-// spares the same for what layers are merged into after the pause, or nothing, and
-// then disks keep all their layers. Checkpoint takes them over. When it fails the
-// machine goes on as before.
-func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
+// an empty file for each writable disk's new top layer and nil for the others.
+// Checkpoint takes them over. When it fails the machine goes on as before.
+func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	defer func() { linux.CloseFiles(spares...) }() // what is left of them
 	if err := m.checkTops(tops); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", errors.Join(err, linux.CloseFiles(tops...)))
 	}
@@ -107,7 +106,8 @@ func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
 	if err := m.layers.seal(); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}
-	m.compact(spares)
+	// A stack that stays long for want of memory costs time, and nothing else.
+	_ = m.layers.compact(context.Background())
 	c.Memory = m.layers.sealed
 	for _, d := range m.disks {
 		stack := d.Stack()
@@ -117,6 +117,7 @@ func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
 			}
 		}
 		c.Disks = append(c.Disks, stack)
+		c.Compactable = c.Compactable || d.Compactable()
 	}
 	// The layers so far are the machine's own handles.
 	if c, err = c.Clone(); err != nil {
@@ -125,20 +126,29 @@ func (m *Machine) Checkpoint(tops, spares []*os.File) (*Checkpoint, error) {
 	return c, nil
 }
 
-// compact merges layers of memory and disks. It sets spares that it has used to
-// nil. A stack that stays long for want of memory or space costs time, and nothing
-// else.
-func (m *Machine) compact(spares []*os.File) {
-	ctx := context.Background()
-	_ = m.layers.compact(ctx)
-	for i, f := range spares {
-		if f == nil || i >= len(m.disks) {
+// Compact merges layers that the disks have got by checkpoints, so that hundreds of
+// those do not make hundreds of layers. files has an empty file for each writable disk
+// and nil for the others, as NewTops makes them. Compact takes them over. The guest
+// goes on; whether it fails changes nothing but the time that requests take.
+func (m *Machine) Compact(files []*os.File) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	defer func() { linux.CloseFiles(files...) }() // those that are left
+	if err := m.checkTops(files); err != nil {
+		return fmt.Errorf("compact disks: %w", err)
+	}
+	var errs []error
+	for i, f := range files {
+		if f == nil {
 			continue
 		}
-		if used, _ := m.disks[i].Compact(ctx, f); used {
-			spares[i] = nil
+		used, err := m.disks[i].Compact(context.Background(), f)
+		if used {
+			files[i] = nil
 		}
+		errs = append(errs, err)
 	}
+	return errors.Join(errs...)
 }
 
 func (m *Machine) checkTops(tops []*os.File) error {

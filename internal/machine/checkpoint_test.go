@@ -1,12 +1,9 @@
 package machine
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 	"time"
@@ -33,20 +30,16 @@ func TestClonesOfCheckpoints(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	source := bootSource(t, ctx)
-	var before []byte
+	var before contents
 	for round := range 3 {
 		time.Sleep(300 * time.Millisecond)
 		if err := source.Pause(); err != nil {
 			t.Fatal(err)
 		}
-		ram, disk := dumpMemory(t, source), hashDisk(t, source)
+		ram, disk := ramOf(t, source), diskOf(t, source)
 		time.Sleep(500 * time.Millisecond)
-		if again := hashDisk(t, source); again != disk {
-			t.Errorf("round %d: the disk of a paused machine changes", round)
-		}
-		if !bytes.Equal(ram, dumpMemory(t, source)) {
-			t.Errorf("round %d: the memory of a paused machine changes", round)
-		}
+		diskOf(t, source).compare(t, fmt.Sprintf("round %d: disk of a paused machine", round), disk)
+		ramOf(t, source).compare(t, fmt.Sprintf("round %d: memory of a paused machine", round), ram)
 		judge(t, source, round, ram, disk, before)
 		before = ram
 		if err := source.Resume(); err != nil {
@@ -98,13 +91,13 @@ func build(t *testing.T, c Config, id Identity) *Machine {
 }
 
 // judge takes a checkpoint of a paused machine and compares.
-func judge(t *testing.T, source *Machine, round int, ram []byte, disk [sha256.Size]byte, before []byte) {
+func judge(t *testing.T, source *Machine, round int, ram, disk, before contents) {
 	t.Helper()
 	tops, err := NewTops(source.Shape(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint, err := source.Checkpoint(tops, nil)
+	checkpoint, err := source.Checkpoint(tops)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,15 +105,11 @@ func judge(t *testing.T, source *Machine, round int, ram []byte, disk [sha256.Si
 	if !source.Paused() {
 		t.Errorf("round %d: a paused machine runs after a checkpoint", round)
 	}
-	if !bytes.Equal(merge(t, checkpoint.Memory, judgeMemory), ram) {
-		t.Errorf("round %d: the memory layers are not the memory", round)
-	}
-	if sha256.Sum256(merge(t, checkpoint.Disks[0], source.Shape().Disks[0].Size)) != disk {
-		t.Errorf("round %d: the disk layers are not the disk", round)
-	}
+	laidOver(t, checkpoint.Memory, judgeMemory).compare(t, fmt.Sprintf("round %d: memory layers", round), ram)
+	laidOver(t, checkpoint.Disks[0], source.Shape().Disks[0].Size).compare(t, fmt.Sprintf("round %d: disk layers", round), disk)
 	newest := checkpoint.Memory[len(checkpoint.Memory)-1]
 	t.Logf("round %d: %d pages differ from the round before, the new layer has %d, cut in %v",
-		round, len(differing(before, ram)), newest.Stored(), checkpoint.Pause)
+		round, len(ram.differing(before)), newest.Stored(), checkpoint.Pause)
 
 	own, err := checkpoint.Clone()
 	if err != nil {
@@ -129,63 +118,15 @@ func judge(t *testing.T, source *Machine, round int, ram []byte, disk [sha256.Si
 	var c Config
 	own.Configure(&c)
 	clone := build(t, c, NewIdentity("clone", TimeHost))
-	if hashDisk(t, clone) != disk {
-		t.Errorf("round %d: the clone's disk is not its parent's", round)
-	}
+	diskOf(t, clone).compare(t, fmt.Sprintf("round %d: the clone's disk", round), disk)
 	// The one page that may differ, and has to, is that of the generation id.
 	const generationPage = acpi.GenerationIDAddress / memory.PageSize
-	if pages := differing(ram, dumpMemory(t, clone)); len(pages) != 1 || pages[0] != generationPage {
+	if pages := ramOf(t, clone).differing(ram); len(pages) != 1 || pages[0] != generationPage {
 		t.Errorf("round %d: pages %x of the clone's memory differ, want %#x only", round, pages, generationPage)
 	}
 	if err := clone.Close(); err != nil {
 		t.Error(err)
 	}
-}
-
-func dumpMemory(t *testing.T, m *Machine) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	b.Grow(judgeMemory)
-	if err := m.memory.Dump(&b); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-func hashDisk(t *testing.T, m *Machine) [sha256.Size]byte {
-	t.Helper()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, io.NewSectionReader(m.disks[0], 0, m.disks[0].Size())); err != nil {
-		t.Fatal(err)
-	}
-	return [sha256.Size]byte(sum.Sum(nil))
-}
-
-// merge lays layers over each other in the plainest way there is.
-func merge(t *testing.T, layers []*layer.Layer, size int64) []byte {
-	t.Helper()
-	flat := make([]byte, size)
-	for _, l := range layers {
-		for _, e := range l.Extents() {
-			part := flat[e.Start*memory.PageSize : min(uint64(size), (e.Start+e.Count)*memory.PageSize)]
-			if e.Offset < 0 {
-				clear(part)
-			} else if _, err := l.File().ReadAt(part, e.Offset); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	return flat
-}
-
-// differing returns the numbers of the pages that differ.
-func differing(a, b []byte) (pages []int) {
-	for i := 0; i < min(len(a), len(b)); i += memory.PageSize {
-		if !bytes.Equal(a[i:i+memory.PageSize], b[i:i+memory.PageSize]) {
-			pages = append(pages, i/memory.PageSize)
-		}
-	}
-	return pages
 }
 
 // TestCheckpointOfAClosedMachine checks that what cannot be a checkpoint takes no
@@ -195,7 +136,7 @@ func TestCheckpointOfAClosedMachine(t *testing.T) {
 	testkit.RequireGuest(t)
 	testkit.NoLeaks(t)
 	m := buildDisk(t, judgeMemory, NewIdentity("closed", TimeHost))
-	if _, err := m.Checkpoint(nil, nil); err == nil || !strings.Contains(err.Error(), "0 new top layers for 1 disks") {
+	if _, err := m.Checkpoint(nil); err == nil || !strings.Contains(err.Error(), "0 new top layers for 1 disks") {
 		t.Errorf("checkpoint without a new top layer: %v", err)
 	}
 	if err := m.Close(); err != nil {
@@ -205,7 +146,7 @@ func TestCheckpointOfAClosedMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Checkpoint(tops, nil); err == nil {
+	if _, err := m.Checkpoint(tops); err == nil {
 		t.Error("a closed machine has a checkpoint")
 	}
 }
@@ -230,9 +171,7 @@ func TestManyCheckpoints(t *testing.T) {
 			if layers := len(c.Disks[0]); layers > 8 {
 				t.Errorf("the disk has %d layers after %d checkpoints", layers, steps)
 			}
-			if sha256.Sum256(merge(t, c.Disks[0], m.Shape().Disks[0].Size)) != diskWhenFrozen(t, c) {
-				t.Error("the disk layers are not the disk of a clone")
-			}
+			laidOver(t, c.Disks[0], m.Shape().Disks[0].Size).compare(t, "disk layers", diskWhenFrozen(t, c))
 			if got := run(t, ctx, cloneOf(t, ctx, c), "echo 3 > /proc/sys/vm/drop_caches; cat /root/steps"); got+"\n" != want.String() {
 				t.Errorf("a clone has %q", got)
 			}
@@ -246,10 +185,10 @@ func TestManyCheckpoints(t *testing.T) {
 	}
 }
 
-// diskWhenFrozen hashes the disk of a clone that has not begun.
-func diskWhenFrozen(t *testing.T, c *Checkpoint) [sha256.Size]byte {
+// diskWhenFrozen copies the disk of a clone that has not begun.
+func diskWhenFrozen(t *testing.T, c *Checkpoint) contents {
 	t.Helper()
 	m := clone(t, c, NewIdentity("frozen", TimeHost))
 	defer m.Close()
-	return hashDisk(t, m)
+	return diskOf(t, m)
 }

@@ -3,7 +3,6 @@ package machine
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -11,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,80 +17,8 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/internal/testkit"
-	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/vmm/memory"
 )
-
-// pageSums are the SHA-256 sums of pages or blocks, the zero value for zeros.
-type pageSums [][sha256.Size]byte
-
-var zeros [memory.PageSize]byte
-
-// Write takes whole pages, in order.
-func (s *pageSums) Write(p []byte) (int, error) {
-	for at := 0; at < len(p); at += memory.PageSize {
-		*s = append(*s, sumPage(p[at:min(len(p), at+memory.PageSize)]))
-	}
-	return len(p), nil
-}
-
-func sumPage(page []byte) (sum [sha256.Size]byte) {
-	if !bytes.Equal(page, zeros[:len(page)]) {
-		sum = sha256.Sum256(page)
-	}
-	return sum
-}
-
-// layerSums reads a stack of layers in the plainest way there is.
-func layerSums(t *testing.T, layers []*layer.Layer, units uint64) pageSums {
-	t.Helper()
-	sums := make(pageSums, units)
-	for _, l := range layers {
-		for _, e := range l.Extents() {
-			for i := range min(e.Count, units-e.Start) {
-				if e.Offset < 0 {
-					sums[e.Start+i] = [sha256.Size]byte{}
-					continue
-				}
-				var page [memory.PageSize]byte
-				if _, err := l.File().ReadAt(page[:], e.Offset+int64(i*memory.PageSize)); err != nil && err != io.EOF {
-					t.Fatal(err)
-				}
-				sums[e.Start+i] = sumPage(page[:])
-			}
-		}
-	}
-	return sums
-}
-
-// compare names the first pages that differ.
-func (s pageSums) compare(t *testing.T, what string, want pageSums) {
-	t.Helper()
-	if len(s) != len(want) {
-		t.Errorf("%s: %d pages, want %d", what, len(s), len(want))
-		return
-	}
-	wrong := 0
-	for n := range s {
-		if s[n] != want[n] {
-			if wrong++; wrong <= 5 {
-				t.Errorf("%s: page %#x differs", what, n)
-			}
-		}
-	}
-	if wrong > 5 {
-		t.Errorf("%s: %d pages differ", what, wrong)
-	}
-}
-
-func (s pageSums) changed(before pageSums) (pages int) {
-	for n := range before {
-		if s[n] != before[n] {
-			pages++
-		}
-	}
-	return pages
-}
 
 // judgement is a guest under load, compared step by step with what its
 // checkpoints say.
@@ -100,7 +26,7 @@ type judgement struct {
 	t      *testing.T
 	ctx    context.Context
 	source *Machine
-	before pageSums
+	before contents
 }
 
 // load is what the guest does all the time: computing, patterns in memory and
@@ -159,14 +85,7 @@ func (j *judgement) step(name string) {
 	if err := m.Pause(); err != nil {
 		j.t.Fatal(err)
 	}
-	var ram, disk pageSums
-	if err := m.memory.Dump(&ram); err != nil {
-		j.t.Fatal(err)
-	}
-	flat := io.NewSectionReader(m.disks[0], 0, m.disks[0].Size())
-	if _, err := io.CopyBuffer(struct{ io.Writer }{&disk}, struct{ io.Reader }{flat}, make([]byte, 256<<10)); err != nil {
-		j.t.Fatal(err)
-	}
+	ram, disk := ramOf(j.t, m), diskOf(j.t, m)
 	private, err := m.memory.Private()
 	if err != nil {
 		j.t.Fatal(err)
@@ -179,13 +98,13 @@ func (j *judgement) step(name string) {
 	if err := m.Resume(); err != nil {
 		j.t.Fatal(err)
 	}
-	layerSums(j.t, c.Memory, uint64(len(ram))).compare(j.t, name+": memory layers", ram)
-	layerSums(j.t, c.Disks[0], uint64(len(disk))).compare(j.t, name+": disk layers", disk)
+	laidOver(j.t, c.Memory, int64(m.Shape().MemoryBytes)).compare(j.t, name+": memory layers", ram)
+	laidOver(j.t, c.Disks[0], m.Shape().Disks[0].Size).compare(j.t, name+": disk layers", disk)
 	stored := uint64(0)
 	if len(c.Memory) > 0 {
 		stored = c.Memory[len(c.Memory)-1].Stored()
 	}
-	j.t.Logf("%s: %d pages written, %d stored, %d differ from the step before; paused for %v", name, dirty, stored, ram.changed(j.before), c.Pause)
+	j.t.Logf("%s: %d pages written, %d stored, %d differ from the step before; paused for %v", name, dirty, stored, len(ram.differing(j.before)), c.Pause)
 	if stored > dirty+dirty/20 {
 		j.t.Errorf("%s: %d pages are stored of %d written", name, stored, dirty)
 	}
@@ -250,14 +169,14 @@ func TestCaseE1Long(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
-			var g *group
+			var g *testkit.Group
 			if c.swap {
-				g = enterGroup(t)
+				g = testkit.EnterGroup(t)
 				swapOn(t)
 			}
 			j := newJudgement(t, ctx, c.ram)
 			if c.swap {
-				g.swapHalf()
+				swapHalf(t, g)
 			}
 			r := rand.New(rand.NewPCG(1, c.ram))
 			for step := range c.steps {
@@ -294,99 +213,14 @@ func swapOn(t *testing.T) {
 	})
 }
 
-// group is a control group below the root.
-type group struct {
-	t    *testing.T
-	path string
-}
-
-// enterGroup moves this process into a group of its own until the end of the
-// test. What it allocates from now on is charged to that group.
-func enterGroup(t *testing.T) *group {
-	t.Helper()
-	testkit.RequireRoot(t)
-	const root = "/sys/fs/cgroup"
-	if err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
-		t.Fatal("no memory controller of cgroup v2: ", err)
-	}
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		t.Fatal(err)
-	}
-	old := filepath.Join(root, strings.TrimPrefix(strings.TrimSpace(string(text)), "0::"))
-	path, err := os.MkdirTemp(root, "forkvm-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := &group{t: t, path: path}
-	g.move(path)
-	t.Cleanup(func() {
-		g.move(old)
-		if err := unix.Rmdir(path); err != nil {
-			t.Errorf("remove %s: %v", path, err)
-		}
-	})
-	return g
-}
-
 // swapHalf limits the group to half of what it uses now that is no page cache.
-func (g *group) swapHalf() {
-	g.t.Helper()
-	used := g.stat("anon") + g.stat("shmem")
-	g.write("memory.max", strconv.FormatUint(used/2, 10))
-	swapped := g.number("memory.swap.current")
-	g.t.Logf("%d MiB of %d MiB are swapped out", swapped>>20, used>>20)
+func swapHalf(t *testing.T, g *testkit.Group) {
+	t.Helper()
+	used := g.Stat("anon") + g.Stat("shmem")
+	g.Write("memory.max", strconv.FormatUint(used/2, 10))
+	swapped := g.Number("memory.swap.current")
+	t.Logf("%d MiB of %d MiB are swapped out", swapped>>20, used>>20)
 	if swapped < used/4 {
-		g.t.Errorf("%d of %d bytes are swapped out", swapped, used)
+		t.Errorf("%d of %d bytes are swapped out", swapped, used)
 	}
-}
-
-// stat is a line of memory.stat, event one of memory.events.
-func (g *group) stat(name string) uint64  { return g.line("memory.stat", name) }
-func (g *group) event(name string) uint64 { return g.line("memory.events", name) }
-
-func (g *group) line(file, name string) uint64 {
-	g.t.Helper()
-	text, err := os.ReadFile(filepath.Join(g.path, file))
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
-			if err != nil {
-				g.t.Fatal(err)
-			}
-			return n
-		}
-	}
-	g.t.Fatalf("%s has no %s", file, name)
-	return 0
-}
-
-func (g *group) move(to string) {
-	g.t.Helper()
-	if err := os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
-		g.t.Error(err)
-	}
-}
-
-func (g *group) write(file, text string) {
-	g.t.Helper()
-	if err := os.WriteFile(filepath.Join(g.path, file), []byte(text), 0); err != nil {
-		g.t.Fatal(err)
-	}
-}
-
-func (g *group) number(file string) uint64 {
-	g.t.Helper()
-	text, err := os.ReadFile(filepath.Join(g.path, file))
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return n
 }

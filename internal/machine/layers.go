@@ -131,7 +131,7 @@ func mergeRun(ctx context.Context, r layer.Run) (*layer.Layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = layer.Merge(ctx, f, r, layer.MergeOptions{})
+	err = r.Write(ctx, f, layer.WriteOptions{})
 	if err == nil {
 		err = memory.Layer{File: f}.Seal()
 	}

@@ -1,7 +1,6 @@
 package machine
 
 import (
-	"bytes"
 	"context"
 	"os"
 	"testing"
@@ -43,22 +42,21 @@ func TestLayersAreCompacted(t *testing.T) {
 			t.Fatalf("%d layers after %d checkpoints", len(layers.sealed), n+1)
 		}
 	}
-	var ram bytes.Buffer
+	var ram contents
 	if err := m.Dump(&ram); err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(merge(t, layers.sealed, size), ram.Bytes()) {
-		t.Error("the layers are not the memory")
-	}
+	laidOver(t, layers.sealed, size).compare(t, "layers", ram)
 	child, err := memory.New(memory.Config{Size: size, Layers: layers.mappable()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer child.Close()
-	var again bytes.Buffer
-	if err := child.Dump(&again); err != nil || !bytes.Equal(again.Bytes(), ram.Bytes()) {
-		t.Errorf("a child's memory is not its parent's (%v)", err)
+	var again contents
+	if err := child.Dump(&again); err != nil {
+		t.Fatal(err)
 	}
+	again.compare(t, "memory of a child", ram)
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil || len(entries) > 150 {
 		t.Errorf("%d descriptors (%v)", len(entries), err)

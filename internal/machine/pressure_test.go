@@ -30,9 +30,9 @@ func TestCaseE8(t *testing.T) {
 	if !testing.Short() {
 		ram, clones = 1<<30, 20
 	}
-	g := enterGroup(t)
+	g := testkit.EnterGroup(t)
 	m := bootDisk(t, ctx, ram)
-	g.write("memory.max", strconv.FormatUint(ram+128<<20, 10))
+	g.Write("memory.max", strconv.FormatUint(ram+128<<20, 10))
 	// All but what the kernel needs.
 	fill := strconv.FormatUint(ram>>20-110, 10)
 	run(t, ctx, m, "mount -o remount,size=100% /dev/shm; tr '\\000' x </dev/zero | dd of=/dev/shm/x bs=1M count="+fill+" iflag=fullblock 2>/dev/null; cat /dev/vda >/dev/null")
@@ -41,39 +41,39 @@ func TestCaseE8(t *testing.T) {
 	diff := take(t, m)
 	t.Logf("%d pages, then %d; paused for %v, %v", full.Memory[0].Stored(), diff.Memory[len(diff.Memory)-1].Stored(), full.Pause, diff.Pause)
 	if !testing.Short() {
-		g.slowDisk("/tmp", 50_000_000)
+		slowDisk(t, g, "/tmp", 50_000_000)
 		storeCheckpoint(t, ctx, diff)
 	}
-	before := g.stat("anon") + g.stat("shmem")
+	before := g.Stat("anon") + g.Stat("shmem")
 	var clone *Machine
 	for range clones {
 		clone = cloneOf(t, ctx, diff)
 		run(t, ctx, clone, "true")
 	}
-	if grown := g.stat("anon") + g.stat("shmem") - before; grown > uint64(clones)*ram/10 {
+	if grown := g.Stat("anon") + g.Stat("shmem") - before; grown > uint64(clones)*ram/10 {
 		t.Errorf("%d idle clones take %d MiB", clones, grown>>20)
 	}
 	for _, m := range []*Machine{m, clone} {
 		run(t, ctx, m, "dd if=/dev/urandom of=/dev/shm/x bs=1M count=20 conv=notrunc 2>/dev/null")
 	}
-	if n := g.event("oom_kill"); n != 0 {
+	if n := g.Event("oom_kill"); n != 0 {
 		t.Errorf("%d processes were killed", n)
 	}
-	t.Logf("%d MiB at most, %d MiB for %d clones", g.number("memory.peak")>>20, (g.stat("anon")+g.stat("shmem")-before)>>20, clones)
+	t.Logf("%d MiB at most, %d MiB for %d clones", g.Number("memory.peak")>>20, (g.Stat("anon")+g.Stat("shmem")-before)>>20, clones)
 }
 
 // slowDisk limits what the group writes to the disk below a directory, in bytes a
 // second.
-func (g *group) slowDisk(dir string, rate uint64) {
-	g.t.Helper()
+func slowDisk(t *testing.T, g *testkit.Group, dir string, rate uint64) {
+	t.Helper()
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
-		g.t.Fatal(err)
+		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(filepath.Dir(g.path), "cgroup.subtree_control"), []byte("+io"), 0); err != nil {
-		g.t.Fatal("no io controller of cgroup v2: ", err)
+	if err := os.WriteFile(filepath.Join(filepath.Dir(g.Path), "cgroup.subtree_control"), []byte("+io"), 0); err != nil {
+		t.Fatal("no io controller of cgroup v2: ", err)
 	}
-	g.write("io.max", fmt.Sprintf("%d:%d wbps=%d", unix.Major(st.Dev), unix.Minor(st.Dev), rate))
+	g.Write("io.max", fmt.Sprintf("%d:%d wbps=%d", unix.Major(st.Dev), unix.Minor(st.Dev), rate))
 }
 
 // storeCheckpoint stores a checkpoint as a snapshot, on the disk that has /tmp.

@@ -3,7 +3,6 @@ package machine
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"io"
 	"strings"
@@ -44,15 +43,21 @@ func take(t *testing.T, m *Machine) *Checkpoint {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spares, err := NewTops(m.Shape(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	checkpoint, err := m.Checkpoint(tops, spares)
+	checkpoint, err := m.Checkpoint(tops)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { checkpoint.Close() })
+	if !checkpoint.Compactable {
+		return checkpoint
+	}
+	files, err := NewTops(m.Shape(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Compact(files); err != nil {
+		t.Fatal(err)
+	}
 	return checkpoint
 }
 
@@ -134,7 +139,7 @@ func TestReset(t *testing.T) {
 	origin := bootCheckpoint(t, ctx)
 	id := NewIdentity("clone", TimeHost)
 	fresh := clone(t, origin, id)
-	ram, disk := dumpMemory(t, fresh), hashDisk(t, fresh)
+	ram, disk := ramOf(t, fresh), diskOf(t, fresh)
 	bring(t, ctx, fresh, id)
 	want := run(t, ctx, fresh, listing)
 
@@ -183,7 +188,7 @@ func TestReset(t *testing.T) {
 
 // checkRewound resets a machine and, before it runs again, compares it with a new
 // clone that has not begun.
-func checkRewound(t *testing.T, ctx context.Context, m *Machine, to Target, ram []byte, disk [sha256.Size]byte) {
+func checkRewound(t *testing.T, ctx context.Context, m *Machine, to Target, ram, disk contents) {
 	t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -196,12 +201,10 @@ func checkRewound(t *testing.T, ctx context.Context, m *Machine, to Target, ram 
 	}
 	rewound := time.Since(begun)
 	const generationPage = acpi.GenerationIDAddress / memory.PageSize
-	if pages := differing(ram, dumpMemory(t, m)); len(pages) != 1 || pages[0] != generationPage {
+	if pages := ramOf(t, m).differing(ram); len(pages) != 1 || pages[0] != generationPage {
 		t.Errorf("pages %x of memory differ from a clone's, want %#x only", pages, generationPage)
 	}
-	if hashDisk(t, m) != disk {
-		t.Error("the disk differs from a clone's")
-	}
+	diskOf(t, m).compare(t, "disk", disk)
 	begun = time.Now()
 	if err := m.Bring(ctx, to.Identity); err != nil {
 		t.Fatal(err)
@@ -243,7 +246,7 @@ func TestResetToCheckpoints(t *testing.T) {
 	rewound := func(to *Checkpoint) {
 		t.Helper()
 		fresh := clone(t, to, id)
-		ram, disk := dumpMemory(t, fresh), hashDisk(t, fresh)
+		ram, disk := ramOf(t, fresh), diskOf(t, fresh)
 		if err := fresh.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -163,12 +163,20 @@ func (vm *VM) checkpoint(ctx context.Context) (*machine.Checkpoint, error) {
 		return nil, failure.As(failure.Internal, err)
 	}
 	defer linux.CloseFiles(tops...)
-	spares, err := machine.NewTops(vm.Shape, vm.node.tmpDir())
-	if err != nil {
-		return nil, failure.As(failure.Internal, err)
+	checkpoint, err := c.Checkpoint(ctx, tops)
+	if err == nil && checkpoint.Compactable {
+		vm.compact(ctx, c)
 	}
-	defer linux.CloseFiles(spares...)
-	return c.Checkpoint(ctx, tops, spares)
+	return checkpoint, err
+}
+
+// compact has the VM process merge layers of its disks, now and then one of many
+// checkpoints. Long stacks, for want of space, cost time and nothing else.
+func (vm *VM) compact(ctx context.Context, c *process.Client) {
+	if files, err := machine.NewTops(vm.Shape, vm.node.tmpDir()); err == nil {
+		defer linux.CloseFiles(files...)
+		_ = c.Compact(ctx, files)
+	}
 }
 
 // plan says what a VM process starts from.

@@ -146,11 +146,11 @@ func (c *Client) Reset(ctx context.Context, r ResetConfig) (time.Duration, error
 }
 
 // Checkpoint freezes the VM for a moment and returns what a clone begins from.
-// tops are the new top layers of its disks, nil for read-only ones, and spares what
-// layers are merged into; they stay the caller's. The caller closes the checkpoint.
-func (c *Client) Checkpoint(ctx context.Context, tops, spares []*os.File) (*machine.Checkpoint, error) {
+// tops are the new top layers of its disks, nil for read-only ones; they stay the
+// caller's. The caller closes the checkpoint.
+func (c *Client) Checkpoint(ctx context.Context, tops []*os.File) (*machine.Checkpoint, error) {
 	var t table
-	req := request{Op: opCheckpoint, Tops: t.addAll(tops), Spares: t.addAll(spares)}
+	req := request{Op: opCheckpoint, Tops: t.addAll(tops)}
 	resp, files, err := c.call(ctx, req, t.files)
 	if err != nil {
 		return nil, err
@@ -166,4 +166,13 @@ func (c *Client) Checkpoint(ctx context.Context, tops, spares []*os.File) (*mach
 		return nil, fmt.Errorf("receive checkpoint: %w", err)
 	}
 	return checkpoint, nil
+}
+
+// Compact merges layers of the VM's disks into files, empty ones as for a checkpoint's
+// tops, which stay the caller's.
+func (c *Client) Compact(ctx context.Context, files []*os.File) error {
+	var t table
+	_, answered, err := c.call(ctx, request{Op: opCompact, Tops: t.addAll(files)}, t.files)
+	linux.CloseFiles(answered...)
+	return err
 }

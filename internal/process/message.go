@@ -24,6 +24,7 @@ const (
 	opPause      = "pause"
 	opResume     = "resume"
 	opCheckpoint = "checkpoint"
+	opCompact    = "compact"
 	opReset      = "reset"
 	opKill       = "kill"
 )
@@ -32,11 +33,10 @@ type request struct {
 	Op      string       `json:"op"`
 	Prepare *prepareForm `json:"prepare,omitempty"`
 	Start   *startForm   `json:"start,omitempty"`
-	// Tops are the new top layers of a checkpoint or a reset, by disk; -1 for a
-	// read-only one. Spares are what a checkpoint may merge layers into.
-	Tops   []int      `json:"tops,omitempty"`
-	Spares []int      `json:"spares,omitempty"`
-	Reset  *resetForm `json:"reset,omitempty"`
+	// Tops are the new top layers of a checkpoint or a reset, or what disks are
+	// compacted into, by disk; -1 for a read-only one.
+	Tops  []int      `json:"tops,omitempty"`
+	Reset *resetForm `json:"reset,omitempty"`
 }
 
 // resetForm is machine.Target as it travels, without the tops.
@@ -139,8 +139,9 @@ type checkpointForm struct {
 	Memory []layerForm   `json:"memory,omitempty"`
 	Disks  [][]layerForm `json:"disks,omitempty"`
 	// WorkingSet is nil if there is none.
-	WorkingSet *workingSetForm `json:"working_set,omitempty"`
-	Pause      time.Duration   `json:"pause_ns"`
+	WorkingSet  *workingSetForm `json:"working_set,omitempty"`
+	Pause       time.Duration   `json:"pause_ns"`
+	Compactable bool            `json:"compactable,omitempty"`
 }
 
 // workingSetForm is store.WorkingSet as it travels.
@@ -185,7 +186,7 @@ func (t *table) addLayers(layers []*layer.Layer) []layerForm {
 // which the caller closes after sending; nil if the checkpoint has no state,
 // as for a cold boot.
 func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, error) {
-	form := checkpointForm{Shape: c.Shape, State: -1, Memory: t.addLayers(c.Memory), Pause: c.Pause}
+	form := checkpointForm{Shape: c.Shape, State: -1, Memory: t.addLayers(c.Memory), Pause: c.Pause, Compactable: c.Compactable}
 	for _, stack := range c.Disks {
 		form.Disks = append(form.Disks, t.addLayers(stack))
 	}
@@ -276,7 +277,7 @@ func (c *claims) openLayer(f *os.File, form layerForm) (*layer.Layer, error) {
 
 // takeCheckpoint is the receiving end of addCheckpoint.
 func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error) {
-	cp := &machine.Checkpoint{Shape: form.Shape, Memory: c.takeLayers(form.Memory), Pause: form.Pause}
+	cp := &machine.Checkpoint{Shape: form.Shape, Memory: c.takeLayers(form.Memory), Pause: form.Pause, Compactable: form.Compactable}
 	for _, stack := range form.Disks {
 		cp.Disks = append(cp.Disks, c.takeLayers(stack))
 	}

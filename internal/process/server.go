@@ -258,6 +258,8 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 		return c.send(response{}, nil)
 	case opCheckpoint:
 		return s.checkpoint(c, req, files)
+	case opCompact:
+		return s.compact(c, req, files)
 	case opReset:
 		return s.reset(c, req, files)
 	}
@@ -289,12 +291,12 @@ func (s *server) setPaused(paused bool) *failure.Error {
 }
 
 func (s *server) checkpoint(c *conn, req *request, files *claims) error {
-	tops, spares := files.takeAll(req.Tops), files.takeAll(req.Spares)
+	tops := files.takeAll(req.Tops)
 	if files.err != nil {
-		linux.CloseFiles(append(tops, spares...)...)
+		linux.CloseFiles(tops...)
 		return c.send(response{Error: failure.As(failure.InvalidArgument, files.err)}, nil)
 	}
-	checkpoint, err := s.machine.Checkpoint(tops, spares)
+	checkpoint, err := s.machine.Checkpoint(tops)
 	if err != nil {
 		return c.send(response{Error: s.explain(err)}, nil)
 	}
@@ -306,6 +308,18 @@ func (s *server) checkpoint(c *conn, req *request, files *claims) error {
 	}
 	defer state.Close()
 	return c.send(response{Checkpoint: &form}, t.files)
+}
+
+func (s *server) compact(c *conn, req *request, files *claims) error {
+	into := files.takeAll(req.Tops)
+	if files.err != nil {
+		linux.CloseFiles(into...)
+		return c.send(response{Error: failure.As(failure.InvalidArgument, files.err)}, nil)
+	}
+	if err := s.machine.Compact(into); err != nil {
+		return c.send(response{Error: s.explain(err)}, nil)
+	}
+	return c.send(response{}, nil)
 }
 
 func (s *server) reset(c *conn, req *request, files *claims) error {

@@ -20,27 +20,10 @@ const maxHole = ChunkSize / UnitSize
 // and is read in sequence. A raw image becomes a layer file too; its holes are
 // not stored. ID and content stay the same. Nothing is synced.
 func Copy(ctx context.Context, dst *os.File, l *Layer) error {
-	return copyLayer(ctx, dst, l, 0)
+	return Run{Layers: []*Layer{l}, id: l.id}.Write(ctx, dst, WriteOptions{Checksums: true})
 }
 
-// CopyBottom is Copy for a layer that has nothing below it in its stack. In a layer
-// of memory what lies between two runs of pages, and so is zeros, becomes a hole of
-// the file if it is short: Spans then has one span for both.
-func CopyBottom(ctx context.Context, dst *os.File, l *Layer) error {
-	return copyLayer(ctx, dst, l, bottomHoles(l.kind))
-}
-
-func copyLayer(ctx context.Context, dst *os.File, l *Layer, holes uint64) error {
-	extents, err := l.sourceExtents()
-	if err == nil {
-		err = pack(ctx, dst, l.core, packing{indexOf(extents, 0), []*Layer{l}, holes, true})
-	}
-	if err != nil {
-		return fmt.Errorf("copy layer (%s): %w", l.id, err)
-	}
-	return nil
-}
-
+// bottomHoles is how many units of zeros may become a hole in a layer at the bottom.
 func bottomHoles(k Kind) uint64 {
 	if k == KindMemory {
 		return maxHole

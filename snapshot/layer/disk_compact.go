@@ -30,7 +30,7 @@ func (d *Disk) compact(ctx context.Context, dst *os.File, run Run) error {
 	if err := checkTop(dst); err != nil {
 		return err
 	}
-	if err := Merge(ctx, dst, run, MergeOptions{}); err != nil {
+	if err := run.Write(ctx, dst, WriteOptions{}); err != nil {
 		return err
 	}
 	merged, err := Open(dst)
@@ -39,6 +39,9 @@ func (d *Disk) compact(ctx context.Context, dst *os.File, run Run) error {
 	}
 	return d.exchange(run.Layers, merged)
 }
+
+// Compactable reports whether Compact has something to merge.
+func (d *Disk) Compactable() bool { return d.toMerge().Merged() }
 
 // toMerge returns the first run of the former tops that has to be merged, or one
 // of nothing.

@@ -130,7 +130,7 @@ func (c *core) extentsLocked() []Extent {
 
 // Spans lists the layer's data in as few runs as possible, for a layer of memory that
 // has nothing below it: extents that lie in the file as they do in memory are one run,
-// since between them are zeros in both, see CopyBottom.
+// since between them are zeros in both, see Run.Write.
 func (l *Layer) Spans() []Extent { return spans(l.Extents()) }
 
 // Stored counts the units that have bytes in the file.

@@ -146,7 +146,7 @@ func TestCopyPacks(t *testing.T) {
 
 // A layer at the bottom of a memory keeps short gaps as holes of its file, so that it
 // takes few mappings, and is otherwise what Copy makes of it.
-func TestCopyBottom(t *testing.T) {
+func TestWriteBottom(t *testing.T) {
 	// At 251 begins a gap as long as a hole may be, behind the next run one that is longer.
 	f := memfd(t)
 	data := filled(6 * UnitSize)
@@ -163,18 +163,11 @@ func TestCopyBottom(t *testing.T) {
 	}
 	const units = 4 * maxHole
 	src := must(Seal(f, SealOptions{Kind: KindMemory, Units: units, Extents: extents}))(t)
-	for _, bottom := range []struct {
-		name string
-		make func(dst *os.File) error
-	}{
-		{"copy", func(dst *os.File) error { return CopyBottom(context.Background(), dst, src) }},
-		{"merge", func(dst *os.File) error {
-			return Merge(context.Background(), dst, Run{Layers: []*Layer{src}, id: goldenID, Bottom: true}, MergeOptions{Checksums: true})
-		}},
-	} {
-		t.Run(bottom.name, func(t *testing.T) {
+	nothing := must(Seal(memfd(t), SealOptions{Kind: KindMemory, Units: units}))(t)
+	for name, layers := range map[string][]*Layer{"copy": {src}, "merge": {nothing, src}} {
+		t.Run(name, func(t *testing.T) {
 			dst := tempFile(t)
-			if err := bottom.make(dst); err != nil {
+			if err := (Run{Layers: layers, Bottom: true, id: goldenID}).Write(context.Background(), dst, WriteOptions{Checksums: true}); err != nil {
 				t.Fatal(err)
 			}
 			got := must(Open(dst))(t)

@@ -105,27 +105,42 @@ func collapse(runs []Run, n int, level uint32) []Run {
 	return append(slices.Clip(rest), merged)
 }
 
-// MergeOptions say how a merged layer is written.
-type MergeOptions struct {
+// WriteOptions say how a run is written.
+type WriteOptions struct {
 	// Checksums of the data: not needed in a file that only lives as long as its
 	// machines, see SealOptions.
 	Checksums bool
 }
 
-// Merge writes the run as one layer file into dst, which must be empty and stays the
-// caller's: what is seen of its layers from above, zeros included where they hide
-// what lies below. Nothing is synced.
-func Merge(ctx context.Context, dst *os.File, r Run, o MergeOptions) error {
-	c := &core{id: r.id, kind: r.Layers[0].kind, level: r.level}
-	for _, l := range r.Layers {
-		c.units = max(c.units, l.units)
+// Write writes the run as one layer file into dst, which must be empty and stays the
+// caller's. A layer stays what it is, see Copy. Of several it becomes what is seen of
+// them from above, zeros included where they hide what lies below. In a layer of memory
+// at the bottom what lies between two runs of pages, and so is zeros, becomes a hole of
+// the file if it is short: Spans then has one span for both. Nothing is synced.
+func (r Run) Write(ctx context.Context, dst *os.File, o WriteOptions) error {
+	if err := r.write(ctx, dst, o); err != nil {
+		return fmt.Errorf("write %d layers as one (%s): %w", len(r.Layers), r.id, err)
 	}
-	p := packing{segments: flattenRange(r.Layers, 0), sources: r.Layers, checksums: o.Checksums}
+	return nil
+}
+
+func (r Run) write(ctx context.Context, dst *os.File, o WriteOptions) error {
+	c, p := r.Layers[0].core, packing{sources: r.Layers, checksums: o.Checksums}
+	if r.Merged() {
+		c = &core{id: r.id, kind: c.kind, level: r.level}
+		for _, l := range r.Layers {
+			c.units = max(c.units, l.units)
+		}
+		p.segments = flattenRange(r.Layers, 0)
+	} else {
+		extents, err := r.Layers[0].sourceExtents()
+		if err != nil {
+			return err
+		}
+		p.segments = indexOf(extents, 0)
+	}
 	if r.Bottom {
 		p.holes = bottomHoles(c.kind)
 	}
-	if err := pack(ctx, dst, c, p); err != nil {
-		return fmt.Errorf("merge %d layers (%s): %w", len(r.Layers), r.id, err)
-	}
-	return nil
+	return pack(ctx, dst, c, p)
 }

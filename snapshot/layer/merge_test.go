@@ -31,7 +31,7 @@ func merged(t testing.TB, runs []Run) []*Layer {
 			continue
 		}
 		f := tempFile(t)
-		if err := Merge(context.Background(), f, r, MergeOptions{Checksums: true}); err != nil {
+		if err := r.Write(context.Background(), f, WriteOptions{Checksums: true}); err != nil {
 			t.Fatal(err)
 		}
 		l := must(Open(f))(t)

@@ -64,28 +64,25 @@ func (s *Store) Create(name string) (*Writer, error) {
 func (w *Writer) AddLayer(ctx context.Context, role string, l *layer.Layer) (snapshot.LayerRef, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ref, err := w.addLayer(ctx, role, l, layer.Copy)
+	ref, err := w.addLayer(ctx, role, l, func(f *os.File) error { return layer.Copy(ctx, f, l) })
 	if err != nil {
 		return snapshot.LayerRef{}, fmt.Errorf("add layer (%s) to snapshot (%s): %w", l.ID(), w.name, err)
 	}
 	return ref, nil
 }
 
-func (w *Writer) addLayer(ctx context.Context, role string, l *layer.Layer, copyTo copier) (snapshot.LayerRef, error) {
+func (w *Writer) addLayer(ctx context.Context, role string, l *layer.Layer, fill func(*os.File) error) (snapshot.LayerRef, error) {
 	return w.addFile(role, l.ID(), func(key string) (snapshot.LayerRef, error) {
 		ref, err := w.link(ctx, key, l)
 		if errors.Is(err, errNotLinkable) {
 			ref, err = w.share(ctx, key, l.Kind(), l.ID())
 		}
 		if errors.Is(err, errNotLinkable) {
-			ref, err = w.write(key+".layer", func(f *os.File) error { return copyTo(ctx, f, l) })
+			ref, err = w.write(key+".layer", fill)
 		}
 		return ref, err
 	})
 }
-
-// copier is layer.Copy, or layer.CopyBottom.
-type copier func(ctx context.Context, dst *os.File, l *layer.Layer) error
 
 // AddStack puts a stack of layers, bottom first, into the snapshot and returns
 // how the manifest is to name it: fewer layers if it is a long one, see
@@ -110,17 +107,14 @@ func (w *Writer) AddStack(ctx context.Context, role string, stack []*layer.Layer
 }
 
 func (w *Writer) addRun(ctx context.Context, role string, r layer.Run) (snapshot.LayerRef, error) {
+	fill := func(f *os.File) error { return r.Write(ctx, f, layer.WriteOptions{Checksums: true}) }
 	if !r.Merged() {
-		copyTo := copier(layer.Copy)
-		if r.Bottom {
-			copyTo = layer.CopyBottom
-		}
-		return w.addLayer(ctx, role, r.Layers[0], copyTo)
+		return w.addLayer(ctx, role, r.Layers[0], fill)
 	}
 	return w.addFile(role, r.ID(), func(key string) (snapshot.LayerRef, error) {
 		ref, err := w.share(ctx, key, r.Layers[0].Kind(), r.ID())
 		if errors.Is(err, errNotLinkable) {
-			ref, err = w.write(key+".layer", func(f *os.File) error { return layer.Merge(ctx, f, r, layer.MergeOptions{Checksums: true}) })
+			ref, err = w.write(key+".layer", fill)
 		}
 		return ref, err
 	})
