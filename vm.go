@@ -38,6 +38,12 @@ type Config struct {
 	// FrozenTime lets a clone's wall clock go on from the snapshot instead of
 	// showing the host's time, for runs that can be repeated.
 	FrozenTime bool
+	// Headroom is how many bytes the memory limit of this process's control group has
+	// to leave for the machine, if it has a limit; otherwise Boot, Restore and Fork fail
+	// with a *MemoryLimitError and have done nothing. 0 means 8 MiB for each machine
+	// that a call makes, and once the RAM of one; Unlimited that nobody looks. For a
+	// fork the first configuration's counts, for the machine that is forked, too.
+	Headroom int64
 	// TempDir is where what the guest writes to its disks is kept, in files
 	// without a name, until Close; os.TempDir() if empty.
 	TempDir string
@@ -58,6 +64,13 @@ type Config struct {
 	// descriptor, as those of Unix sockets and TCP have.
 	Connect func(ctx context.Context, port uint32) (net.Conn, error)
 }
+
+// Unlimited is a Headroom that is not looked at.
+const Unlimited = machine.Unlimited
+
+// MemoryLimitError: what was asked for could exceed the memory limit of the control
+// group of this process.
+type MemoryLimitError = machine.MemoryLimitError
 
 // VM is a running machine. Its methods may be called from any goroutine.
 type VM struct {
@@ -87,7 +100,7 @@ func Boot(ctx context.Context, img *image.Image, c Config) (*VM, error) {
 	if err != nil {
 		return nil, fmt.Errorf("boot %s: %w", img.Dir(), err)
 	}
-	vm, err := start(ctx, checkpoint, kernel, c)
+	vm, err := startInLimit(ctx, checkpoint, kernel, c)
 	if err != nil {
 		return nil, fmt.Errorf("boot %s: %w", img.Dir(), err)
 	}
@@ -109,7 +122,7 @@ func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, 
 		return nil, err
 	}
 	checkpoint.WorkingSet = st.WorkingSet(manifest)
-	vm, err := start(ctx, checkpoint, nil, c)
+	vm, err := startInLimit(ctx, checkpoint, nil, c)
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", name, err)
 	}
@@ -121,6 +134,14 @@ func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, 
 // Fork makes one new machine for each configuration, from one short pause of
 // this one, which goes on. Either all start or none is left.
 func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
+	demand := machine.Demand{VMs: len(configs) + 1, RAM: vm.machine.Shape().MemoryBytes, Freeze: true}
+	if len(configs) > 0 {
+		demand.Headroom = configs[0].Headroom
+	}
+	// Before the machine is stopped for nothing.
+	if err := demand.Check(os.Getpid(), 0); err != nil {
+		return nil, fmt.Errorf("fork: %w", err)
+	}
 	checkpoint, lineage, _, err := vm.checkpoint()
 	if err != nil {
 		return nil, fmt.Errorf("fork: %w", err)
@@ -157,17 +178,19 @@ func startClone(ctx context.Context, checkpoint *machine.Checkpoint, c Config) (
 	return start(ctx, clone, nil, c)
 }
 
+// startInLimit is start unless the control group's limit could be exceeded.
+func startInLimit(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.Kernel, c Config) (*VM, error) {
+	demand := machine.Demand{VMs: 1, RAM: checkpoint.Shape.MemoryBytes, Headroom: c.Headroom}
+	if err := demand.Check(os.Getpid(), 0); err != nil {
+		config := c.machine(checkpoint, kernel)
+		return nil, errors.Join(err, config.Close())
+	}
+	return start(ctx, checkpoint, kernel, c)
+}
+
 // start makes a machine of a checkpoint, which it takes over.
 func start(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.Kernel, c Config) (*VM, error) {
-	config := machine.Config{
-		Prepared: c.Prepared.take(),
-		Kernel:   kernel,
-		Console:  c.Console,
-		Vsock:    machine.Vsock{Listener: c.Vsock, Connect: c.Connect},
-
-		OnDiskError: c.OnDiskError,
-	}
-	checkpoint.Configure(&config)
+	config := c.machine(checkpoint, kernel)
 	vm := &VM{tempDir: c.TempDir, identity: machine.NewIdentity(c.hostname(), c.time())}
 	if vm.tempDir == "" {
 		vm.tempDir = os.TempDir()
@@ -180,6 +203,21 @@ func start(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.
 		return nil, errors.Join(err, vm.Close())
 	}
 	return vm, nil
+}
+
+// machine is the configuration of a machine that is made of a checkpoint, which it takes
+// over.
+func (c *Config) machine(checkpoint *machine.Checkpoint, kernel *machine.Kernel) machine.Config {
+	config := machine.Config{
+		Prepared: c.Prepared.take(),
+		Kernel:   kernel,
+		Console:  c.Console,
+		Vsock:    machine.Vsock{Listener: c.Vsock, Connect: c.Connect},
+
+		OnDiskError: c.OnDiskError,
+	}
+	checkpoint.Configure(&config)
+	return config
 }
 
 func (vm *VM) create(config *machine.Config, id machine.Identity) (err error) {
@@ -215,7 +253,7 @@ func (c *Config) time() machine.Time {
 	return machine.TimeHost
 }
 
-// checkpoint returns, beside the checkpoint, what the machine stood on then and
+// checkpoint takes one and returns, beside the checkpoint, what the machine stood on then and
 // the number of its life.
 func (vm *VM) checkpoint() (c *machine.Checkpoint, lineage []string, life int, err error) {
 	tops, err := machine.NewTops(vm.machine.Shape(), vm.tempDir)
@@ -229,6 +267,14 @@ func (vm *VM) checkpoint() (c *machine.Checkpoint, lineage []string, life int, e
 		vm.compact()
 	}
 	return c, vm.lineage, vm.life, err
+}
+
+// compact merges layers of disks. Long stacks, for want of space, cost time and nothing
+// else.
+func (vm *VM) compact() {
+	if files, err := machine.NewTops(vm.machine.Shape(), vm.tempDir); err == nil {
+		_ = vm.machine.Compact(files)
+	}
 }
 
 // Snapshot freezes the machine into a store under a name, and returns what was
@@ -268,14 +314,6 @@ func (vm *VM) Snapshot(ctx context.Context, st *store.Store, name string) (*snap
 // reset that has begun cannot be finished, or ctx ends before it is, the machine
 // has ended.
 func (vm *VM) Reset(ctx context.Context) error { return vm.reset(ctx, nil, nil) }
-
-// compact merges layers of disks. Long stacks, for want of space, cost time and nothing
-// else.
-func (vm *VM) compact() {
-	if files, err := machine.NewTops(vm.machine.Shape(), vm.tempDir); err == nil {
-		_ = vm.machine.Compact(files)
-	}
-}
 
 // ResetTo is Reset to a snapshot of the machine, or of another machine of the same
 // tree: one with the same vCPUs, memory, disks and kernel. From then on that is

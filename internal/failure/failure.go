@@ -33,7 +33,8 @@ const (
 	NoPermission        Code = "no_permission"
 	NoSpace             Code = "no_space"
 	NoMemory            Code = "no_memory"
-	GuestEnded          Code = "guest_ended" // the guest ended before what was asked could be done
+	MemoryLimit         Code = "memory_limit" // the control group's could be exceeded; nothing was done
+	GuestEnded          Code = "guest_ended"  // the guest ended before what was asked could be done
 	GuestNotReady       Code = "guest_not_ready"
 	IdentityUnconfirmed Code = "identity_unconfirmed"
 	Cancelled           Code = "cancelled"
@@ -47,8 +48,18 @@ type Error struct {
 	Message string `json:"message"`
 	// Retryable: the same call may succeed later without a change by the caller.
 	Retryable bool `json:"retryable"`
+	// Memory says more about MemoryLimit.
+	Memory *Memory `json:"memory,omitempty"`
 
 	cause error
+}
+
+// Memory is the limit of a control group, and what was asked for.
+type Memory struct {
+	Group string `json:"group"`
+	Limit uint64 `json:"limit_bytes"`
+	Used  uint64 `json:"used_bytes"` // what the kernel cannot take back
+	Need  uint64 `json:"need_bytes"` // beside it
 }
 
 func (e *Error) Error() string { return e.Message }
@@ -68,7 +79,7 @@ func As(code Code, err error) *Error {
 		if have.Message == err.Error() {
 			return have
 		}
-		return &Error{Code: have.Code, Message: err.Error(), Retryable: have.Retryable, cause: err}
+		return &Error{Code: have.Code, Message: err.Error(), Retryable: have.Retryable, Memory: have.Memory, cause: err}
 	}
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
@@ -91,7 +102,7 @@ func Is(err error, code Code) bool {
 
 func (c Code) retryable() bool {
 	switch c {
-	case NoSpace, NoMemory, GuestNotReady, VMProcessGone, Cancelled:
+	case NoSpace, NoMemory, MemoryLimit, GuestNotReady, VMProcessGone, Cancelled:
 		return true
 	}
 	return false

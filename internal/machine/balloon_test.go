@@ -120,7 +120,7 @@ func TestCaseE6(t *testing.T) {
 	defer cancel()
 	rounds := 10
 	if !testing.Short() {
-		rounds = 300
+		rounds = 60
 	}
 	const ram = 256 << 20
 	m := bootDisk(t, ctx, ram)

@@ -35,7 +35,8 @@ func TestCaseE8(t *testing.T) {
 	g.Write("memory.max", strconv.FormatUint(ram+128<<20, 10))
 	// All but what the kernel needs.
 	fill := strconv.FormatUint(ram>>20-110, 10)
-	run(t, ctx, m, "mount -o remount,size=100% /dev/shm; tr '\\000' x </dev/zero | dd of=/dev/shm/x bs=1M count="+fill+" iflag=fullblock 2>/dev/null; cat /dev/vda >/dev/null")
+	run(t, ctx, m, "mount -o remount,size=100% /dev/shm; dd if=/dev/urandom of=/run/some bs=1M count=1 2>/dev/null; "+
+		"(while cat /run/some; do :; done) 2>/dev/null | dd of=/dev/shm/x bs=1M count="+fill+" iflag=fullblock 2>/dev/null; cat /dev/vda >/dev/null")
 	full := take(t, m)
 	run(t, ctx, m, "dd if=/dev/urandom of=/dev/shm/x bs=1M count=20 conv=notrunc 2>/dev/null")
 	diff := take(t, m)

@@ -109,7 +109,7 @@ func run(t *testing.T, ctx context.Context, m *Machine, script string) string {
 	t.Helper()
 	out, err := attempt(ctx, m, script)
 	if err != nil {
-		t.Fatalf("%s: %v", script, err)
+		t.Fatalf("%s: %v (%v)\n%s", script, err, m.Exit(), strings.Join(m.ConsoleTail(), "\n"))
 	}
 	return out
 }

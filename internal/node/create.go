@@ -38,6 +38,15 @@ type Options struct {
 	MemoryBytes uint64
 	// CommandLine is added to the image's own, for a boot from an image.
 	CommandLine string
+	// Headroom is how many bytes there must be for the VM in the control group that it
+	// is made in, see machine.Demand. One that could exceed the group's limit is
+	// refused, with failure.MemoryLimit.
+	Headroom int64
+}
+
+// demand is that of VMs with so much RAM, made with the same options.
+func (o *Options) demand(vms int, ram uint64) machine.Demand {
+	return machine.Demand{VMs: vms, RAM: ram, Headroom: o.Headroom}
 }
 
 func (o *Options) setDefaults() {
@@ -67,6 +76,11 @@ func (n *Node) Boot(ctx context.Context, imageName string, o Options) (*VM, erro
 	}
 	defer checkpoint.Close()
 	defer kernel.Close()
+	release, err := n.admit(o.demand(1, checkpoint.Shape.MemoryBytes))
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	course.End(phaseImage)
 	return n.launch(ctx, o, plan{
 		course:     course,
@@ -99,6 +113,11 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 		return nil, snapshotFailure(err)
 	}
 	defer checkpoint.Close()
+	release, err := n.admit(o.demand(1, checkpoint.Shape.MemoryBytes))
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	checkpoint.WorkingSet = n.store.WorkingSet(manifest)
 	course.End(phaseSnapshot)
 	return n.launch(ctx, o, plan{
@@ -119,9 +138,17 @@ type Child struct {
 
 // Fork makes a VM for each of the options from one short pause of a running VM,
 // which goes on. Each succeeds or fails on its own. The error is for what
-// happens before there are children.
+// happens before there are children. The first one's headroom is that of all.
 func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child, error) {
 	course := begin()
+	if len(options) > 0 {
+		// Before the parent is stopped for nothing.
+		release, err := n.admitFork(parent, options[0].demand(len(options), parent.Shape.MemoryBytes))
+		if err != nil {
+			return nil, fmt.Errorf("fork vm (%s): %w", parent.Name, err)
+		}
+		defer release()
+	}
 	checkpoint, err := parent.checkpoint(ctx)
 	if err != nil {
 		return nil, err
@@ -195,7 +222,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		return nil, failure.As(failure.Internal, err)
 	}
 	defer linux.CloseFiles(tops...)
-	d, err := n.draft(ctx, o.Name, l.checkpoint.Shape.CPUs)
+	d, err := n.draft(ctx, o, l.checkpoint.Shape)
 	if err != nil {
 		return nil, err
 	}

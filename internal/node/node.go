@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 
 	"github.com/forkvm/forkvm/internal/failure"
@@ -32,6 +33,9 @@ type Node struct {
 	program string // which build of the program Command is
 	// answered is set once it is known that a guest has answered, see proven.
 	answered atomic.Bool
+
+	admission sync.Mutex
+	admitted  uint64 // bytes that VMs which are being made are sure to take
 }
 
 // socketRoom is what a socket's path needs behind the run directory:

@@ -56,6 +56,9 @@ func (vm *VM) snapshot(ctx context.Context, name string, label machine.Label) (*
 	if _, err := vm.node.store.Stat(label.Name); err == nil {
 		return nil, failure.New(failure.SnapshotExists, "a snapshot named %q exists: remove it first, or choose another name", label.Name)
 	}
+	if err := (machine.Demand{Freeze: true}).Check(vm.PID, 0); err != nil {
+		return nil, fmt.Errorf("snapshot vm (%s): %w", vm.Name, limitFailure(err))
+	}
 	checkpoint, err := vm.checkpoint(ctx)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/process"
 )
 
@@ -123,7 +124,7 @@ func (d *draft) handBack() {
 }
 
 // draft begins a VM, with a process that waits if there is one that fits.
-func (n *Node) draft(ctx context.Context, name string, cpus int) (*draft, error) {
+func (n *Node) draft(ctx context.Context, o Options, shape machine.Shape) (*draft, error) {
 	entries, err := os.ReadDir(n.waitingDir())
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
@@ -135,14 +136,14 @@ func (n *Node) draft(ctx context.Context, name string, cpus int) (*draft, error)
 	}
 	for i := range entries {
 		r, err := readRecord(filepath.Join(n.waitingDir(), entries[(first+i)%len(entries)].Name()))
-		if err != nil || r.Shape.CPUs != cpus || r.Program != n.program {
+		if err != nil || r.Shape.CPUs != shape.CPUs || r.Program != n.program || !roomWhereItWaits(r.PID, o, shape.MemoryBytes) {
 			continue
 		}
-		if d, err := n.adopt(ctx, r, name); d != nil || err != nil {
+		if d, err := n.adopt(ctx, r, o.Name); d != nil || err != nil {
 			return d, err
 		}
 	}
-	return n.newDraft(name)
+	return n.newDraft(o.Name)
 }
 
 // adopt goes on with the draft of a waiting process. It returns nil if that is

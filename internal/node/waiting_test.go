@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/machine"
 )
 
 // wait makes a waiting process of one that only sleeps.
@@ -113,7 +114,7 @@ func TestDeadAndForeignWaitingProcesses(t *testing.T) {
 func TestDraftWithoutTheWaiting(t *testing.T) {
 	n := open(t)
 	wait(t, n, 1, running(t))
-	d, err := n.draft(context.Background(), "web", 1)
+	d, err := n.draft(context.Background(), Options{Name: "web"}, machine.Shape{CPUs: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,8 @@ func TestFlagsReachTheNode(t *testing.T) {
 		"create debian",
 		"create -m 6G --cpus 4 --name web --time frozen --ready-timeout 5s --kernel-args debug debian",
 		"create --snapshot task-1 --name again --time frozen",
-		"restore task-1 -n 1",
+		"restore task-1 -n 1 --headroom 64M",
+		"fork alpha --headroom 0",
 		"run --memory 1.5G debian --cpus 3 -- uname",
 	} {
 		if _, stderr, code := s.run(strings.Fields(line)...); code != 0 {
@@ -40,7 +41,8 @@ func TestFlagsReachTheNode(t *testing.T) {
 		{Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 1, MemoryBytes: 512 << 20},
 		{Name: "web", Time: machine.TimeFrozen, ReadyTimeout: 5 * time.Second, CPUs: 4, MemoryBytes: 6 << 30, CommandLine: "debug"},
 		{Name: "again", Time: machine.TimeFrozen, ReadyTimeout: patience},
-		{Time: machine.TimeHost, ReadyTimeout: patience},
+		{Time: machine.TimeHost, ReadyTimeout: patience, Headroom: 64 << 20},
+		{Time: machine.TimeHost, ReadyTimeout: patience, Headroom: machine.Unlimited},
 		{Attached: true, Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 3, MemoryBytes: 3 << 29},
 	}
 	if !reflect.DeepEqual(s.node.made, want) {

@@ -55,20 +55,40 @@ func (c choice[T]) Type() string {
 	return strings.Join(words, "|")
 }
 
+// headroom is what a VM may need of its control group's memory: a size, 0 for not to
+// look, nothing for what machine.Demand says.
+type headroom int64
+
+func (h *headroom) Set(s string) error {
+	n, err := output.ParseSize(s)
+	if err != nil {
+		return err
+	}
+	if *h = headroom(n); n == 0 {
+		*h = machine.Unlimited
+	}
+	return nil
+}
+
+func (h *headroom) String() string { return "" } // it has no default that is a size
+func (h *headroom) Type() string   { return "size" }
+
 // cloneFlags are for whatever makes a VM.
 type cloneFlags struct {
 	time         machine.Time
 	readyTimeout time.Duration
+	headroom     headroom
 }
 
 func (c *cloneFlags) add(f *pflag.FlagSet) {
 	c.time = machine.TimeHost
 	f.Var(choice[machine.Time]{&c.time, []machine.Time{machine.TimeHost, machine.TimeFrozen}}, "time", "what the guest's clock shows: the host's time, or time that goes on from the snapshot")
 	f.DurationVar(&c.readyTimeout, "ready-timeout", node.DefaultReadyTimeout, "how long to wait for the guest agent")
+	f.Var(&c.headroom, "headroom", "memory that the control group's limit must leave for each VM; 0: do not look")
 }
 
 func (c *cloneFlags) options(name string) node.Options {
-	return node.Options{Name: name, Time: c.time, ReadyTimeout: c.readyTimeout}
+	return node.Options{Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom)}
 }
 
 // bootFlags are for a boot from an image.
