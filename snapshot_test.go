@@ -2,21 +2,17 @@ package forkvm_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/forkvm/forkvm"
-	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/kvm"
@@ -224,136 +220,4 @@ func hashFile(t *testing.T, path string) [sha256.Size]byte {
 		t.Fatal(err)
 	}
 	return [sha256.Size]byte(sum.Sum(nil))
-}
-
-// storm keeps connections to a guest's echo port opening, working and closing,
-// some of them without reading what is on its way, until it is stopped.
-type storm struct {
-	stop    context.CancelFunc
-	done    sync.WaitGroup
-	through atomic.Int64 // connections that carried everything
-	wrong   atomic.Pointer[wrongBytes]
-}
-
-func startStorm(ctx context.Context, vm *forkvm.VM, workers int) *storm {
-	s := &storm{}
-	ctx, s.stop = context.WithCancel(ctx)
-	for worker := range workers {
-		s.done.Go(func() {
-			r := rand.New(rand.NewPCG(uint64(worker), 5))
-			for ctx.Err() == nil {
-				s.connection(ctx, vm, r)
-			}
-		})
-	}
-	return s
-}
-
-func (s *storm) connection(ctx context.Context, vm *forkvm.VM, r *rand.Rand) {
-	size := 1 + r.IntN(100<<10)
-	if r.IntN(3) == 0 {
-		if conn, err := vm.Dial(ctx, loadPort); err == nil {
-			_, _ = conn.Write(make([]byte, min(size, 4096)))
-			conn.Close() // with the echo on its way: the guest gets a reset
-		}
-	} else {
-		// Connections break whenever their machine ends. They must never carry
-		// anything else than what was sent.
-		err := echo(ctx, vm, byte(size), size)
-		var wrong *wrongBytes
-		if errors.As(err, &wrong) {
-			s.wrong.Store(wrong)
-		}
-		if err == nil {
-			s.through.Add(1)
-		}
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(5 * time.Millisecond):
-	}
-}
-
-// end stops the storm and returns what went wrong in it.
-func (s *storm) end() error {
-	s.stop()
-	s.done.Wait()
-	if wrong := s.wrong.Load(); wrong != nil {
-		return wrong
-	}
-	return nil
-}
-
-// TestCaseB1 takes snapshots while connections open, close and break: in each
-// clone both directions work at once.
-func TestCaseB1(t *testing.T) {
-	testkit.Long(t)
-	ctx := begin(t)
-	st, name := parent(t, ctx, 1)
-	host := newEchoHost(t)
-	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source", Connect: host.connect})
-	startLoad(t, ctx, vm)
-	load := startStorm(ctx, vm, 4)
-	for round := range 4 {
-		time.Sleep(rand.N(300 * time.Millisecond))
-		clone := fork(t, ctx, vm, forkvm.Config{Name: fmt.Sprintf("clone-%d", round), Connect: host.connect})[0]
-		if err := echo(ctx, clone, byte(round), 10000); err != nil {
-			t.Errorf("round %d: host to guest: %v", round, err)
-		}
-		if _, err := attempt(ctx, clone, fmt.Sprintf("guestload connect -port %d -bytes 8192", hostPort)); err != nil {
-			t.Errorf("round %d: guest to host: %v", round, err)
-		}
-		if err := clone.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := load.end(); err != nil {
-		t.Error(err)
-	}
-	if load.through.Load() == 0 {
-		t.Error("no connection to the source worked")
-	}
-	t.Logf("%d connections of the source carried everything", load.through.Load())
-}
-
-// TestCaseB3 pauses a machine in the middle of streams in both directions: they
-// go on without a byte lost, and new ones can be opened.
-func TestCaseB3(t *testing.T) {
-	testkit.Long(t)
-	ctx := begin(t)
-	st, name := parent(t, ctx, 1)
-	host := newEchoHost(t)
-	vm := restore(t, ctx, st, name, forkvm.Config{Name: "source", Connect: host.connect})
-	startLoad(t, ctx, vm)
-	const size = 4 << 20
-	var out bytes.Buffer
-	inward, err := vm.Agent().Start(ctx, client.Command{
-		Args:   []string{"guestload", "connect", "-port", fmt.Sprint(hostPort), "-bytes", fmt.Sprint(size)},
-		Stdout: &out, Stderr: &out,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	outward := make(chan error, 1)
-	go func() { outward <- echo(ctx, vm, 3, size) }()
-	for range 5 {
-		time.Sleep(100 * time.Millisecond)
-		for _, call := range []func() error{vm.Pause, vm.Pause, vm.Resume, vm.Resume} {
-			if err := call(); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
-	}
-	if err := <-outward; err != nil {
-		t.Errorf("stream from the host: %v", err)
-	}
-	if result, err := inward.Wait(); err != nil || result.ExitCode != 0 {
-		t.Errorf("stream from the guest: %v, exit code %d: %s", err, result.ExitCode, out.String())
-	}
-	for i := range 10 {
-		if err := echo(ctx, vm, byte(i), 100); err != nil {
-			t.Errorf("connection %d after the pauses: %v", i, err)
-		}
-	}
 }

@@ -49,9 +49,8 @@ func answer(conn net.Conn) {
 	fmt.Fprintf(conn, "%d %x", n, sum.Sum(nil))
 }
 
-// Case B4, through the guest agent: a half-closed connection goes on in the other
-// direction, and no byte is lost.
-func TestB4ConnectKeepsHalfCloses(t *testing.T) {
+// A half-closed connection goes on in the other direction, and no byte is lost.
+func TestConnectKeepsHalfCloses(t *testing.T) {
 	g := start(t, agent.Config{})
 	tcp := program(t, "tcp", "127.0.0.1:0", answer)
 	path := filepath.Join(g.dir, "program.sock")

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/agent"
+	"github.com/forkvm/forkvm/agent/agenttest"
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
 )
@@ -303,7 +304,7 @@ func TestDetachedReaderThatDoesNotRead(t *testing.T) {
 	g := start(t, agent.Config{})
 	g.detach(t, "loud", "yes")
 	ctx, cancel := context.WithCancel(context.Background())
-	unread, release := newUnread()
+	unread, release := agenttest.NewUnread()
 	defer release()
 	gone := make(chan struct{})
 	go func() {
@@ -320,7 +321,7 @@ func TestDetachedReaderThatDoesNotRead(t *testing.T) {
 	eventually(t, "command that waits", func() bool {
 		before := bytesOf()
 		time.Sleep(50 * time.Millisecond)
-		return unread.count() > 0 && bytesOf() == before
+		return unread.Count() > 0 && bytesOf() == before
 	})
 	if r, o := g.sh(t, "echo ok"); r.ExitCode != 0 || o.stdout.String() != "ok\n" {
 		t.Errorf("got %+v, %q", r, &o.stdout)

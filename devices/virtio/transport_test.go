@@ -485,10 +485,10 @@ func TestWake(t *testing.T) {
 	await("Resume")
 }
 
-// TestB1RestoreWithoutKick is the field case in numbers: the driver has made 5
+// TestCaseB1RestoreWithoutKick is the field case in numbers: the driver has made 5
 // chains available, the device has taken 4 and has asked to hear of index 4,
 // which the driver has done already. Nobody will notify again.
-func TestB1RestoreWithoutKick(t *testing.T) {
+func TestCaseB1RestoreWithoutKick(t *testing.T) {
 	s := newSetup(t, nil)
 	s.Start(all)
 	q := s.Queues[0]

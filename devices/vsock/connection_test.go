@@ -37,8 +37,8 @@ func (s *fakeStream) waitHangUp()  {}
 func (s *fakeStream) waitWrite()   {}
 func (s *fakeStream) close()       { s.closed = true }
 
-// B5: a socket that takes a part, with an error or without, neither loses nor doubles a byte, and credit counts what it took.
-func TestPartialWrites(t *testing.T) {
+// A socket that takes a part, with an error or without, neither loses nor doubles a byte, and credit counts what it took.
+func TestCaseB5PartialWrites(t *testing.T) {
 	data := make([]byte, 4096)
 	for i := range data {
 		data[i] = byte(i * 3)

@@ -146,9 +146,9 @@ func exchange(b *bench, one, other halfCloser, n, chunk int, pause time.Duration
 	wg.Wait()
 }
 
-// B5: data is equal in both directions at once, whatever the sizes of writes and reads, of the socket's buffer and of the
+// Data is equal in both directions at once, whatever the sizes of writes and reads, of the socket's buffer and of the
 // guest's.
-func TestExchange(t *testing.T) {
+func TestCaseB5Exchange(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		n, chunk    int
@@ -371,8 +371,8 @@ func TestLimit(t *testing.T) {
 	conn.Close()
 }
 
-// B4: half-close is half-close, and closing loses nothing that was sent.
-func TestHalfClose(t *testing.T) {
+// Half-close is half-close, and closing loses nothing that was sent.
+func TestCaseB4HalfClose(t *testing.T) {
 	const request, response = 1 << 20, 3 << 20
 	type side interface {
 		halfCloser
@@ -411,8 +411,8 @@ func TestHalfClose(t *testing.T) {
 	both(t, func(b *bench, s *guestSocket, conn *net.UnixConn) { run(b, s, conn) })
 }
 
-// B4: a sender that closes at once, and a reader that begins late.
-func TestCloseAtOnce(t *testing.T) {
+// A sender that closes at once, and a reader that begins late.
+func TestCaseB4CloseAtOnce(t *testing.T) {
 	const n = 4 << 20
 	run := func(b *bench, from io.WriteCloser, to io.ReadCloser) {
 		sums := make(chan [32]byte, 1)
@@ -460,8 +460,8 @@ func TestLastBytesOutliveTheGuestsSocket(t *testing.T) {
 	b.settled()
 }
 
-// B4: a reader that goes away ends the writer, soon.
-func TestReaderCloses(t *testing.T) {
+// A reader that goes away ends the writer, soon.
+func TestCaseB4ReaderCloses(t *testing.T) {
 	both(t, func(b *bench, s *guestSocket, conn *net.UnixConn) {
 		done := make(chan error, 1)
 		go func() {
@@ -510,8 +510,8 @@ func TestReaderCloses(t *testing.T) {
 	})
 }
 
-// B5: a stopped reader in the guest costs no CPU and little memory, and many tiny writes do not overrun it.
-func TestStoppedReader(t *testing.T) {
+// A stopped reader in the guest costs no CPU and little memory, and many tiny writes do not overrun it.
+func TestCaseB5StoppedReader(t *testing.T) {
 	both(t, func(b *bench, s *guestSocket, conn *net.UnixConn) {
 		const writes = 50_000
 		done := make(chan [32]byte, 1)
@@ -539,8 +539,8 @@ func TestStoppedReader(t *testing.T) {
 	})
 }
 
-// B5: the same with a host that does not read. The guest fills its credit and no more.
-func TestStoppedHost(t *testing.T) {
+// The same with a host that does not read. The guest fills its credit and no more.
+func TestCaseB5StoppedHost(t *testing.T) {
 	b := newBench(t, nil)
 	s, conn := b.toHost()
 	defer conn.Close()
@@ -578,8 +578,8 @@ func cpuTime(t testing.TB) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// B5: the 32-bit counters wrap in the middle of a transfer.
-func TestCountersWrap(t *testing.T) {
+// The 32-bit counters wrap in the middle of a transfer.
+func TestCaseB5CountersWrap(t *testing.T) {
 	both(t, func(b *bench, s *guestSocket, conn *net.UnixConn) {
 		const start = 0xffffffff - 300_000
 		b.must(b.device.Pause())
@@ -595,8 +595,8 @@ func TestCountersWrap(t *testing.T) {
 	})
 }
 
-// B3: plain pauses lose nothing and hold nothing up.
-func TestPauseResume(t *testing.T) {
+// Plain pauses lose nothing and hold nothing up.
+func TestCaseB3PauseResume(t *testing.T) {
 	both(t, func(b *bench, s *guestSocket, conn *net.UnixConn) {
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
@@ -665,7 +665,7 @@ func TestDriverReset(t *testing.T) {
 }
 
 // After many connections everything is back to where it began.
-func TestCycles(t *testing.T) {
+func TestCaseB4Cycles(t *testing.T) {
 	b := newBench(t, nil)
 	accept := b.guest.listen(1)
 	cycles := 2000

@@ -115,8 +115,8 @@ func (b *bench) connectingSocket() *guestSocket {
 	return s
 }
 
-// B1: packets that were in the ring when the device was saved are taken without a notification, whatever the event index says.
-func TestRestoreWithPacketsInFlight(t *testing.T) {
+// Packets that were in the ring when the device was saved are taken without a notification, whatever the event index says.
+func TestCaseB1PacketsInFlight(t *testing.T) {
 	for range 20 {
 		b := newBench(t, nil)
 		accept := b.guest.listen(1)

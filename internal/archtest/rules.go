@@ -69,6 +69,8 @@ var rules = []rule{
 		"the protocol frozen into snapshots depends on nothing that moves"},
 	{"agent/client", []string{"agent/proto", "agent/tree"}, []string{sys},
 		"the host's side needs a connection, whatever makes it"},
+	{"agent/agenttest", []string{"agent/proto", "agent/client", "internal/testkit/stream"}, nil,
+		"cases for any guest agent that a client reaches"},
 	{"agent", []string{"agent/proto", "agent/..."}, []string{sys},
 		"it is copied into every guest"},
 	{"agent/*", []string{"agent/proto"}, []string{sys},

@@ -74,10 +74,13 @@ const EnvCounted = "LAB_ICOUNT"
 // 'make test-lab' runs it. The test calls RequireKVM too, by which the lab finds it.
 func RequireCounted(t testing.TB) {
 	t.Helper()
-	if !InLab() || os.Getenv(EnvCounted) != "1" {
+	if !Counted() {
 		missing(t, "counted", "needs the lab in counted time: make test-lab, or LAB_ICOUNT=1 lab test")
 	}
 }
+
+// Counted says whether the clock counts work instead of time.
+func Counted() bool { return InLab() && os.Getenv(EnvCounted) == "1" }
 
 // InLab says whether this process runs in the lab machine.
 func InLab() bool { return os.Getenv("FORKVM_LAB") == "1" }

@@ -8,8 +8,9 @@
 // sees that everything goes on.
 //
 // With the name of a probe as first argument it does one small thing instead
-// that tests need in a guest: draw (randomness), connect (to the host), tls
-// (handshakes), random (disk writes), hog (memory), traces (in the kernel), now.
+// that tests need in a guest: draw (randomness), connect (to the host), peer and
+// storm (connections), tls (handshakes), random (disk writes), hog (memory), traces
+// (in the kernel), now.
 package main
 
 import (

@@ -19,7 +19,9 @@ var probes = map[string]func(args []string) error{
 	"connect": connect,
 	"hog":     hog,
 	"now":     now,
+	"peer":    peer,
 	"random":  random,
+	"storm":   storm,
 	"tls":     handshakes,
 	"traces":  traces,
 }
@@ -97,14 +99,10 @@ func connect(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	conn, err := dialVsock(uint32(*port))
 	if err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_HOST, Port: uint32(*port)}); err != nil {
-		return fmt.Errorf("connect: %w", err)
-	}
-	conn := os.NewFile(uintptr(fd), "vsock")
 	defer conn.Close()
 	data := make([]byte, *size)
 	fill(data, 7, uint64(*size))
