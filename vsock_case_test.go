@@ -566,14 +566,14 @@ func (p *peer) exchange(t *testing.T, ctx context.Context, call bool, size int64
 }
 
 // stopTime is how long a reader stands still.
-const stopTime = time.Minute
+func stopTime() time.Duration { return time.Duration(full(60, 10)) * time.Second }
 
 // stoppedGuest writes single bytes to a guest that does not read.
 func (p *peer) stoppedGuest(t *testing.T, ctx context.Context, writes int) {
 	// More behind them than anybody may hold, so that the writer is blocked in the end.
 	size := int64(writes) + 1<<20
 	held := heap()
-	id, conn := p.mustOpen(t, ctx, false, step{Sleep: stopTime, Receive: size + 1, From: 11})
+	id, conn := p.mustOpen(t, ctx, false, step{Sleep: stopTime(), Receive: size + 1, From: 11})
 	begun := time.Now()
 	sent := make(chan error, 1)
 	go func() {
@@ -589,11 +589,11 @@ func (p *peer) stoppedGuest(t *testing.T, ctx context.Context, writes int) {
 		closeWrite(conn)
 		sent <- err
 	}()
-	restful(t, held, stopTime/2)
+	restful(t, held, stopTime()/2)
 	if err := <-sent; err != nil {
 		t.Error(err)
 	}
-	inTime(t, "the stream goes on", begun, stopTime+2*time.Second)
+	inTime(t, "the stream goes on", begun, stopTime()+2*time.Second)
 	p.outcome(t, ctx, id).check(t, "a reader that stood still", 0, size)
 }
 
@@ -603,7 +603,7 @@ func (p *peer) stoppedHost(t *testing.T, ctx context.Context) {
 	held := heap()
 	id, conn := p.mustOpen(t, ctx, false, step{Send: size, Seed: 12, Chunk: 64 << 10})
 	time.Sleep(time.Second)
-	restful(t, held, stopTime/2)
+	restful(t, held, stopTime()/2)
 	begun := time.Now()
 	c := stream.NewChecker(12)
 	if err := stream.Receive(conn, c, size/2, 0); err != nil {

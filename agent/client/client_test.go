@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -19,15 +20,17 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // scripted returns a client whose guest agent sends the given bytes, reads
 // whatever comes, and hangs up.
 func scripted(frames []byte) *client.Client {
-	return client.New(client.Config{Dial: func(context.Context) (net.Conn, error) {
-		host, guest := net.Pipe()
-		go io.Copy(io.Discard, guest)
-		go func() {
-			guest.Write(frames)
-			guest.Close()
-		}()
-		return host, nil
-	}})
+	return client.New(client.Config{Dial: func(context.Context) (net.Conn, error) { return dialScripted(frames), nil }})
+}
+
+func dialScripted(frames []byte) net.Conn {
+	host, guest := net.Pipe()
+	go io.Copy(io.Discard, guest)
+	go func() {
+		guest.Write(frames)
+		guest.Close()
+	}()
+	return host
 }
 
 func hello(v proto.Hello) []byte {
@@ -179,6 +182,36 @@ func TestStrangeCommands(t *testing.T) {
 	}
 }
 
+// A guest that lists files for ever, or names that no file can have, is found out.
+func TestStrangeFiles(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for name, entries := range map[string]string{
+		"the same again": `{"name":"a"}`,
+		"no order":       `{"name":"b"},{"name":"a"}`,
+		"way up":         `{"name":".."}`,
+		"elsewhere":      `{"name":"a/b"}`,
+		"too long":       `{"name":"` + strings.Repeat("n", 256) + `"}`,
+	} {
+		var broken *proto.ProtocolError
+		if files, err := scripted(with(proto.TypeResult, `{"entries":[`+entries+`],"more":true}`)).List(ctx, "/"); !errors.As(err, &broken) {
+			t.Errorf("%s: %d files, %v", name, len(files), err)
+		}
+	}
+	var asked int
+	endless := client.New(client.Config{Dial: func(context.Context) (net.Conn, error) {
+		var entries []string
+		for range 5000 {
+			asked++
+			entries = append(entries, fmt.Sprintf(`{"name":"%09d"}`, asked))
+		}
+		return dialScripted(with(proto.TypeResult, `{"entries":[`+strings.Join(entries, ",")+`],"more":true}`)), nil
+	}})
+	if files, err := endless.List(ctx, "/"); err == nil || !strings.Contains(err.Error(), "more than") || asked > 600_000 {
+		t.Errorf("%d files of %d, %v", len(files), asked, err)
+	}
+}
+
 func TestUnreachable(t *testing.T) {
 	refused := errors.New("connection refused")
 	c := client.New(client.Config{Dial: func(context.Context) (net.Conn, error) { return nil, refused }})
@@ -206,6 +239,7 @@ func FuzzAnswers(f *testing.F) {
 		c.Attach(ctx, "id", client.Attachment{Stdout: io.Discard})
 		c.Signal(ctx, "id", 9, true)
 		c.Commands(ctx)
+		c.List(ctx, "/x")
 		c.Usage(ctx)
 		if conn, err := c.Dial(ctx, "tcp", ":1"); err == nil {
 			io.WriteString(conn, "input")

@@ -2,8 +2,10 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/agent/tree"
@@ -82,8 +84,13 @@ func (c *Client) Stat(ctx context.Context, path string) (File, error) {
 	return f, err
 }
 
+// maxListed bounds what a guest can make its host hold: some hundred megabytes at
+// worst.
+const maxListed = 500_000
+
 // List describes what is in a directory of the guest, in byte order of names.
-// The Path of each is its name in the directory.
+// The Path of each is its name in the directory. A directory with more than 500,000
+// names is an error; a tree of it (GetTree) has no such limit.
 func (c *Client) List(ctx context.Context, dir string) ([]File, error) {
 	var files []File
 	request := proto.ListRequest{Path: proto.Text(dir)}
@@ -93,15 +100,26 @@ func (c *Client) List(ctx context.Context, dir string) ([]File, error) {
 			return nil, err
 		}
 		for _, e := range part.Entries {
+			if !isName(e.Name) || e.Name <= request.After {
+				return nil, &ConnectionError{Op: proto.OpList, Started: true, Err: &proto.ProtocolError{Reason: "a list of files that is none"}}
+			}
+			if len(files) == maxListed {
+				return nil, fmt.Errorf("list %s in guest: it has more than %d names", dir, maxListed)
+			}
 			f := File{Path: string(e.Name)}
 			f.describe(e.FileInfo)
 			files = append(files, f)
+			request.After = e.Name
 		}
 		if !part.More || len(part.Entries) == 0 {
 			return files, nil
 		}
-		request.After = part.Entries[len(part.Entries)-1].Name
 	}
+}
+
+// isName says whether a directory can have such an entry (NAME_MAX in limits.h).
+func isName(name proto.Text) bool {
+	return name != "" && name != "." && name != ".." && len(name) <= 255 && !strings.ContainsAny(string(name), "/\x00")
 }
 
 // Remove takes a file, an empty directory or, if recursive, a tree away.
