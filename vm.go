@@ -347,6 +347,19 @@ func (vm *VM) reset(ctx context.Context, to *machine.Checkpoint, lineage []strin
 	return nil
 }
 
+// SetBalloon asks the guest to give up so many bytes of its RAM, in a balloon, or to
+// take back what is more; 0 takes back all. Memory in the balloon takes none of the
+// host's, and is in no snapshot. SetBalloon does not wait for the guest, which does what it
+// can: Balloon says how far it is. A clone has its parent's balloon, and a reset brings back
+// the one of the snapshot.
+func (vm *VM) SetBalloon(bytes uint64) { vm.machine.SetBalloon(bytes) }
+
+// Balloon is what a guest has been asked to give back, and has given back.
+type Balloon = machine.Balloon
+
+// Balloon returns what the guest has given back.
+func (vm *VM) Balloon() Balloon { return vm.machine.Balloon() }
+
 // Agent returns a client of the guest agent, with which commands are run and
 // files are copied.
 func (vm *VM) Agent() *client.Client { return vm.machine.Agent() }

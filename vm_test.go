@@ -185,3 +185,42 @@ func TestKilledByItsOwner(t *testing.T) {
 		t.Errorf("closed twice: %v", err)
 	}
 }
+
+// TestBalloon: a guest gives memory up and takes it back when its host asks, in a clone
+// of a guest with a balloon too.
+func TestBalloon(t *testing.T) {
+	ctx := begin(t)
+	st, name := parent(t, ctx, 1)
+	vm := restore(t, ctx, st, name, forkvm.Config{Name: "giver"})
+	free := func(vm running) int {
+		t.Helper()
+		kib, err := strconv.Atoi(sh(t, ctx, vm, "awk '/^MemFree/ { print $2 }' /proc/meminfo"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return kib << 10
+	}
+	wait := func(what string, vm *forkvm.VM, done func(forkvm.Balloon) bool) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); !done(vm.Balloon()); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: %+v", what, vm.Balloon())
+			}
+		}
+	}
+	const given = 32 << 20
+	before := free(vm)
+	vm.SetBalloon(given)
+	wait("inflate", vm, func(b forkvm.Balloon) bool { return b.Target == given && b.Inflated >= given })
+	if left := free(vm); left > before-given*3/4 {
+		t.Errorf("%d bytes are free in the guest, and %d with %d in the balloon", before, left, given)
+	}
+	clone := fork(t, ctx, vm, forkvm.Config{Name: "taker"})[0]
+	clone.SetBalloon(0)
+	wait("deflate", clone, func(b forkvm.Balloon) bool { return b.Target == 0 && b.Deflated >= given })
+	// The guest's kernel tells the host first and frees the pages then.
+	wait("free", clone, func(forkvm.Balloon) bool { return free(clone) > before-given/4 })
+	if b := vm.Balloon(); b.Target != given || b.Deflated != 0 {
+		t.Errorf("its parent's: %+v", b)
+	}
+}
