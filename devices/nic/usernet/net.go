@@ -1,0 +1,265 @@
+// Package usernet is a network for one guest in user space: gVisor's network stack as the gateway behind the guest's card, and
+// the host's sockets behind that. It needs no privilege, and no two guests share anything.
+//
+// Everything that a guest may reach is decided here, by package policy: when it asks its resolver for a name, when it opens a
+// connection or sends the first datagram, and, where only a name leads to an address, by what the client then asks the server
+// for. What is refused is answered at once: REFUSED by the resolver, a reset, or an ICMP error.
+//
+// # Inside
+//
+// Net is a nic.Backend. Its filter looks at each frame of the guest before the stack does: a frame has to come from the
+// guest's own addresses, and has to be ARP, neighbour discovery, TCP, UDP or ICMP in the plainest form. The stack takes
+// the destination of any address for its own (it is promiscuous): a forwarder gets each new connection (relay) and each new
+// pair of UDP addresses (session).
+//
+// Frames for the guest wait in a queue of bounded size. When it is full the stack hears that they were not sent.
+//
+// # Clones
+//
+// The far ends of a guest's connections do not follow it into a clone, nor over a reset. Save notes which connections there
+// are; after Restore, once the guest has its new addresses (Renewed), each gets a segment that no connection can take for its
+// own. Its kernel answers with what it expects (RFC 5961, section 4), and the stack, which knows no such connection, with
+// a reset that fits.
+package usernet
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/devices/nic/policy"
+)
+
+// Limits bound what one guest takes of its host.
+type Limits struct {
+	// Connections is how many TCP connections there may be, those being made included; more are refused.
+	Connections int
+	// Sessions is how many pairs of UDP addresses have a socket; for one more the one that was idle longest ends.
+	Sessions int
+	// SessionIdle is after how long without a datagram a session ends.
+	SessionIdle time.Duration
+}
+
+// DefaultLimits are those of Config.Limits' zero fields.
+func DefaultLimits() Limits {
+	return Limits{Connections: 512, Sessions: 256, SessionIdle: 30 * time.Second}
+}
+
+// Config is what a network is made of.
+type Config struct {
+	// Guest is the address of the guest's card, MTU the link's.
+	Guest nic.MAC
+	MTU   int
+	// Policy is what the guest may reach.
+	Policy *policy.Rules
+	Limits Limits
+	// Resolvers are asked for the names that the guest asks for, in this order. Without one no name resolves.
+	Resolvers []netip.AddrPort
+}
+
+// Net is the network of one guest. Its methods may be called from any goroutine, except for those of nic.Backend.
+type Net struct {
+	config  Config
+	link    *link
+	filter  filter
+	stack   *stack.Stack
+	pins    *pins
+	refused *refusals
+	host    hostAddresses
+	relays  relays
+	udp     sessions
+	dns     *resolver
+	pings   chan struct{} // one for each echo request that may be on its way
+
+	rules atomic.Pointer[policy.Rules]
+	// connect opens the host's sockets, another way in tests.
+	connect func(ctx context.Context, network, address string) (net.Conn, error)
+
+	// life ends with Close, and connections with each Restore.
+	life   context.Context
+	end    context.CancelFunc
+	work   sync.WaitGroup
+	mu     sync.Mutex // guards what follows
+	stale  []flow     // connections of the guest whose far ends are gone
+	closed bool
+}
+
+const nicID = 1
+
+// New returns a network that the guest's card can be attached to.
+func New(c Config) (*Net, error) {
+	if c.Policy == nil || !c.Guest.Valid() {
+		return nil, fmt.Errorf("create network: no policy or no address of the guest")
+	}
+	if c.MTU == 0 {
+		c.MTU = nic.DefaultMTU
+	}
+	c.Limits = c.Limits.orDefault()
+	n := &Net{
+		config:  c,
+		link:    newLink(c.MTU),
+		filter:  newFilter(c.Guest),
+		pins:    newPins(),
+		refused: newRefusals(),
+		pings:   make(chan struct{}, maxPings),
+		connect: new(net.Dialer).DialContext,
+	}
+	n.life, n.end = context.WithCancel(context.Background())
+	n.relays.init(n.life)
+	n.udp.init(c.Limits.Sessions)
+	n.rules.Store(c.Policy)
+	n.stack = stack.New(stack.Options{
+		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
+	})
+	if err := n.configure(); err != nil {
+		n.Close()
+		return nil, fmt.Errorf("create network: %w", err)
+	}
+	return n, nil
+}
+
+func (l Limits) orDefault() Limits {
+	d := DefaultLimits()
+	if l.Connections > 0 {
+		d.Connections = l.Connections
+	}
+	if l.Sessions > 0 {
+		d.Sessions = l.Sessions
+	}
+	if l.SessionIdle > 0 {
+		d.SessionIdle = l.SessionIdle
+	}
+	return d
+}
+
+// configure makes the stack the gateway.
+func (n *Net) configure() error {
+	s := n.stack
+	if err := s.CreateNIC(nicID, n.link); err != nil {
+		return fmt.Errorf("create interface: %s", err)
+	}
+	for _, a := range []netip.Addr{Gateway4, Resolver4, Gateway6, Resolver6} {
+		bits := 24
+		if a.Is6() {
+			bits = 64
+		}
+		address := tcpip.ProtocolAddress{
+			Protocol:          networkProtocol(a),
+			AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(a.AsSlice()), PrefixLen: bits},
+		}
+		if err := s.AddProtocolAddress(nicID, address, stack.AddressProperties{}); err != nil {
+			return fmt.Errorf("add address %v: %s", a, err)
+		}
+	}
+	// Where the guest is need not be asked for, and an answer would be the guest's to give.
+	for _, a := range []netip.Addr{Guest4, Guest6} {
+		if err := s.AddStaticNeighbor(nicID, networkProtocol(a), tcpip.AddrFromSlice(a.AsSlice()), tcpip.LinkAddress(n.config.Guest[:])); err != nil {
+			return fmt.Errorf("add neighbour %v: %s", a, err)
+		}
+	}
+	everything4, _ := tcpip.NewSubnet(tcpip.AddrFrom4([4]byte{}), tcpip.MaskFrom(string(make([]byte, 4))))
+	everything6, _ := tcpip.NewSubnet(tcpip.AddrFrom16([16]byte{}), tcpip.MaskFrom(string(make([]byte, 16))))
+	s.SetRouteTable([]tcpip.Route{{Destination: everything4, NIC: nicID}, {Destination: everything6, NIC: nicID}})
+	// Every destination is ours, and so is every source of an answer.
+	s.SetPromiscuousMode(nicID, true)
+	s.SetSpoofing(nicID, true)
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, n.config.Limits.Connections, n.connection).HandlePacket)
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, n.datagram).HandlePacket)
+	var err error
+	n.dns, err = newResolver(n)
+	return err
+}
+
+func networkProtocol(a netip.Addr) tcpip.NetworkProtocolNumber {
+	if a.Is4() {
+		return ipv4.ProtocolNumber
+	}
+	return ipv6.ProtocolNumber
+}
+
+// SetPolicy replaces the policy. Connections and sessions that it does not allow end.
+func (n *Net) SetPolicy(r *policy.Rules) {
+	n.rules.Store(r)
+	n.relays.each(func(f *relay) {
+		if !n.decide(&f.target).Allowed {
+			f.abort()
+		}
+	})
+	n.udp.each(func(s *session) {
+		if !n.decide(&s.target).Allowed {
+			s.end()
+		}
+	})
+}
+
+// decide asks the policy, with what is known of the address, and notes a refusal.
+func (n *Net) decide(t *policy.Target) policy.Verdict {
+	t.Names = n.pins.names(t.Address)
+	t.Host = n.host.has(t.Address)
+	var v policy.Verdict
+	if onLink(t.Address) {
+		v = policy.Verdict{Reason: policy.ReasonSpecial} // the gateway serves nothing but names
+	} else {
+		v = n.rules.Load().Decide(*t)
+	}
+	if !v.Allowed {
+		n.refused.note(t, v.Reason)
+	}
+	return v
+}
+
+// Close ends every connection and waits for all goroutines of the network.
+func (n *Net) Close() error {
+	n.mu.Lock()
+	closed := n.closed
+	n.closed = true
+	n.mu.Unlock()
+	if closed {
+		return nil
+	}
+	n.end()
+	n.forget()
+	if n.dns != nil {
+		n.dns.close()
+	}
+	n.work.Wait()
+	n.stack.Destroy()
+	n.link.drop()
+	return nil
+}
+
+// start runs work that Close waits for, unless it has begun.
+func (n *Net) start(work func()) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.work.Go(work)
+	return true
+}
+
+// dial opens a socket of the host to a target.
+func (n *Net) dial(ctx context.Context, t policy.Target) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return n.connect(ctx, t.Protocol.String(), netip.AddrPortFrom(t.Address, t.Port).String())
+}
+
+// dialTimeout is how long a server may take to accept.
+const dialTimeout = 20 * time.Second

@@ -1,0 +1,238 @@
+package usernet
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+)
+
+// relay is one TCP connection of the guest and the host's socket that stands for it.
+type relay struct {
+	target policy.Target
+	flow   flow
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	aborted bool
+	guest   *gonet.TCPConn // both nil until the connection stands
+	end     tcpip.Endpoint
+	server  duplex
+}
+
+// duplex is a connection whose directions end one by one, as net.TCPConn.
+type duplex interface {
+	net.Conn
+	CloseWrite() error
+	SetLinger(seconds int) error
+}
+
+// relays are all of a guest.
+type relays struct {
+	mu   sync.Mutex
+	all  map[*relay]struct{}
+	life context.Context // until the next Restore
+	end  context.CancelFunc
+}
+
+func (r *relays) init(parent context.Context) {
+	r.all = map[*relay]struct{}{}
+	r.life, r.end = context.WithCancel(parent)
+}
+
+// each calls do for the connections that stand.
+func (r *relays) each(do func(*relay)) {
+	r.mu.Lock()
+	list := make([]*relay, 0, len(r.all))
+	for f := range r.all {
+		list = append(list, f)
+	}
+	r.mu.Unlock()
+	for _, f := range list {
+		do(f)
+	}
+}
+
+// reset ends all connections, and all that are being made.
+func (r *relays) reset(parent context.Context) {
+	r.mu.Lock()
+	r.end()
+	r.life, r.end = context.WithCancel(parent)
+	r.mu.Unlock()
+	r.each((*relay).abort)
+}
+
+func (r *relays) add(f *relay, limit int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.all) >= limit {
+		return false
+	}
+	r.all[f] = struct{}{}
+	return true
+}
+
+func (r *relays) remove(f *relay) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.all, f)
+}
+
+func (r *relays) context() (context.Context, context.CancelFunc) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return context.WithCancel(r.life)
+}
+
+// connection is called for each SYN of the guest, on a goroutine of its own.
+func (n *Net) connection(request *tcp.ForwarderRequest) {
+	if !n.start(func() { n.relay(request) }) {
+		request.Complete(true)
+	}
+}
+
+// relay makes a connection and moves its data until both ends have ended. The server is asked first: what it refuses the guest
+// is refused, too.
+func (n *Net) relay(request *tcp.ForwarderRequest) {
+	id := request.ID()
+	f := &relay{
+		target: policy.Target{Protocol: policy.TCP, Address: fromStack(id.LocalAddress), Port: id.LocalPort},
+		flow: flow{
+			Guest:  netip.AddrPortFrom(fromStack(id.RemoteAddress), id.RemotePort),
+			Remote: netip.AddrPortFrom(fromStack(id.LocalAddress), id.LocalPort),
+		},
+	}
+	ctx, cancel := n.relays.context()
+	defer cancel()
+	f.cancel = cancel
+	v := n.decide(&f.target)
+	if !v.Allowed || !n.relays.add(f, n.config.Limits.Connections) {
+		request.Complete(true)
+		return
+	}
+	defer n.relays.remove(f)
+	server, err := n.dial(ctx, f.target)
+	if err != nil {
+		request.Complete(true)
+		return
+	}
+	defer server.Close()
+	var queue waiter.Queue
+	end, refused := request.CreateEndpoint(&queue)
+	request.Complete(refused != nil)
+	if refused != nil {
+		return
+	}
+	guest := gonet.NewTCPConn(&queue, end)
+	defer guest.Close()
+	if f.stand(guest, end, server.(duplex)) {
+		n.move(f, v.ByName)
+	}
+}
+
+// stand notes both ends, unless the connection has been ended meanwhile.
+func (f *relay) stand(guest *gonet.TCPConn, end tcpip.Endpoint, server duplex) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.aborted {
+		end.Abort()
+		return false
+	}
+	f.guest, f.end, f.server = guest, end, server
+	return true
+}
+
+// abort ends the connection at both ends with a reset.
+func (f *relay) abort() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.aborted = true
+	f.cancel()
+	if f.server != nil {
+		f.server.SetLinger(0)
+		f.server.Close()
+		f.end.Abort()
+	}
+}
+
+// move copies both ways until both have ended, or one with an error.
+func (n *Net) move(f *relay, byName bool) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, err := io.Copy(f.guest, f.server)
+		f.half(err, f.guest.CloseWrite)
+	}()
+	first, err := n.opening(f, byName)
+	if err == nil && len(first) > 0 {
+		_, err = f.server.Write(first)
+	}
+	if err == nil {
+		_, err = io.Copy(f.server, f.guest)
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	f.half(err, f.server.CloseWrite)
+	<-done
+}
+
+// half ends one direction: politely, or after an error both at once.
+func (f *relay) half(err error, closeWrite func() error) {
+	if err != nil || closeWrite() != nil {
+		f.abort()
+	}
+}
+
+const (
+	maxOpening = 16 << 10
+	// openingTimeout is how long a client that must name its server may take.
+	openingTimeout = 30 * time.Second
+)
+
+var errWrongName = errors.New("client asks for a name that is not allowed")
+
+// opening reads what the client says first, if only a name leads to the server, and refuses a client that asks for another
+// name. A client of a protocol that names no server gets through: the address is one of an allowed name.
+func (n *Net) opening(f *relay, byName bool) ([]byte, error) {
+	if !byName {
+		return nil, nil
+	}
+	buffer := make([]byte, 0, 2048)
+	for {
+		name, s := serverName(buffer)
+		switch {
+		case s == namesServer && n.rules.Load().Serves(f.target, name):
+			return buffer, nil
+		case s == namesServer, s == namesNobody, s == undecided && len(buffer) >= maxOpening:
+			t := f.target
+			t.Names = []string{name}
+			n.refused.note(&t, policy.ReasonWrongName)
+			return nil, errWrongName
+		case s == otherProtocol:
+			return buffer, nil
+		}
+		if len(buffer) == cap(buffer) {
+			buffer = append(buffer, make([]byte, len(buffer))...)[:len(buffer)]
+		}
+		if len(buffer) > 0 { // it has begun
+			f.guest.SetReadDeadline(time.Now().Add(openingTimeout))
+		}
+		k, err := f.guest.Read(buffer[len(buffer):cap(buffer)])
+		buffer = buffer[:len(buffer)+k]
+		if err != nil && k == 0 {
+			return buffer, err
+		}
+		f.guest.SetReadDeadline(time.Time{})
+	}
+}

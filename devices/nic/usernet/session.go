@@ -1,0 +1,164 @@
+package usernet
+
+import (
+	"container/list"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+)
+
+// maxDatagram is the largest payload of UDP.
+const maxDatagram = 65507
+
+// session is a pair of UDP addresses of the guest and the host's socket that stands for it.
+type session struct {
+	target policy.Target
+	guest  *gonet.UDPConn
+	server net.Conn
+	last   atomic.Int64 // when a datagram passed, in nanoseconds
+	once   sync.Once
+}
+
+// sessions are all of a guest, the one that was made or used longest ago first.
+type sessions struct {
+	limit int
+	mu    sync.Mutex
+	order *list.List
+	place map[*session]*list.Element
+}
+
+func (s *sessions) init(limit int) {
+	s.limit, s.order, s.place = limit, list.New(), map[*session]*list.Element{}
+}
+
+// add takes a session in and returns one that has to end for it.
+func (s *sessions) add(one *session) (oldest *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.order.Len() >= s.limit {
+		oldest = s.order.Remove(s.order.Front()).(*session)
+		delete(s.place, oldest)
+	}
+	s.place[one] = s.order.PushBack(one)
+	return oldest
+}
+
+func (s *sessions) remove(one *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.place[one]; e != nil {
+		s.order.Remove(e)
+		delete(s.place, one)
+	}
+}
+
+// used makes a session the latest.
+func (s *sessions) used(one *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.place[one]; e != nil {
+		s.order.MoveToBack(e)
+	}
+	one.last.Store(time.Now().UnixNano())
+}
+
+func (s *sessions) each(do func(*session)) {
+	s.mu.Lock()
+	all := make([]*session, 0, len(s.place))
+	for one := range s.place {
+		all = append(all, one)
+	}
+	s.mu.Unlock()
+	for _, one := range all {
+		do(one)
+	}
+}
+
+func (s *sessions) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.order.Len()
+}
+
+// datagram is called for the first datagram of a pair of addresses. For one that is refused the stack sends an ICMP error.
+func (n *Net) datagram(request *udp.ForwarderRequest) bool {
+	id := request.ID()
+	t := policy.Target{Protocol: policy.UDP, Address: fromStack(id.LocalAddress), Port: id.LocalPort}
+	if !n.decide(&t).Allowed {
+		return false
+	}
+	server, err := n.dial(n.life, t) // waits for nobody
+	if err != nil {
+		return false
+	}
+	var queue waiter.Queue
+	end, failed := request.CreateEndpoint(&queue)
+	if failed != nil {
+		server.Close()
+		return true
+	}
+	s := &session{target: t, guest: gonet.NewUDPConn(&queue, end), server: server}
+	if oldest := n.udp.add(s); oldest != nil {
+		oldest.end()
+	}
+	n.udp.used(s)
+	if !n.start(func() { n.outward(s) }) || !n.start(func() { n.inward(s) }) {
+		s.end()
+	}
+	return true
+}
+
+// end closes both sides, for which the two goroutines wait.
+func (s *session) end() {
+	s.once.Do(func() {
+		s.server.Close()
+		s.guest.Close()
+	})
+}
+
+// outward moves datagrams of the guest.
+func (n *Net) outward(s *session) {
+	defer n.udp.remove(s)
+	defer s.end()
+	buffer := make([]byte, maxDatagram)
+	for {
+		k, err := s.guest.Read(buffer)
+		if err != nil {
+			return
+		}
+		n.udp.used(s)
+		// One that cannot be sent is lost, as datagrams may be.
+		_, _ = s.server.Write(buffer[:k])
+	}
+}
+
+// inward moves datagrams for the guest, and ends a session in which none passes either way.
+func (n *Net) inward(s *session) {
+	defer s.end()
+	buffer := make([]byte, maxDatagram)
+	for {
+		idle := time.Since(time.Unix(0, s.last.Load()))
+		if idle >= n.config.Limits.SessionIdle {
+			return
+		}
+		s.server.SetReadDeadline(time.Now().Add(n.config.Limits.SessionIdle - idle))
+		k, err := s.server.Read(buffer)
+		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+			continue
+		}
+		if err != nil {
+			return
+		}
+		n.udp.used(s)
+		if _, err := s.guest.Write(buffer[:k]); err != nil {
+			continue // no room for it
+		}
+	}
+}
