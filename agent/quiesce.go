@@ -73,8 +73,10 @@ func (q *quiescer) run(grace, timeout time.Duration) error {
 	}
 	hurry()
 	deadline := time.Now().Add(timeout)
-	// What starts programs stands still before those that it has started end.
+	// What is kept stands still until the others have ended, so that nothing starts
+	// them anew.
 	unhalted := q.halt()
+	defer q.hold()()
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		foreign, err := q.stopAll()
 		if err != nil {
@@ -215,6 +217,29 @@ func (q *quiescer) halt() (unhalted []proto.ProcessInfo) {
 		}
 	}
 	return unhalted
+}
+
+// hold stops the processes that are kept, and returns what lets them go on.
+func (q *quiescer) hold() (release func()) {
+	var held []int
+	for pid, k := range q.keep {
+		if k.Halt || pid == q.self || pid == 1 {
+			continue
+		}
+		b, err := q.read(strconv.Itoa(pid)+"/stat", maxStat)
+		if err != nil {
+			continue
+		}
+		// One that was stopped already stays so.
+		if s, err := parseStat(b); err == nil && s.start == k.Start && s.state != 'T' && syscall.Kill(pid, syscall.SIGSTOP) == nil {
+			held = append(held, pid)
+		}
+	}
+	return func() {
+		for _, pid := range held {
+			syscall.Kill(pid, syscall.SIGCONT)
+		}
+	}
 }
 
 // freeze moves processes into a cgroup that stands still.

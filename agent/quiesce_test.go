@@ -223,3 +223,21 @@ func TestVacateKeepsTheRoot(t *testing.T) {
 		t.Fatal("the file system is gone")
 	}
 }
+
+// A service that starts its workers anew does not stand in the way, and goes on
+// afterwards.
+func TestQuiesceHoldsWhatIsKept(t *testing.T) {
+	g := startInit(t)
+	g.sh(t, `sh -c 'trap "" TERM; while :; do sleep 2000; done' supervisor </dev/null >/dev/null 2>&1 &`)
+	g.until(t, "2000")
+	var keep []client.ProcessInfo
+	for _, p := range survey(t, g).Processes {
+		if len(p.Args) > 0 && string(p.Args[len(p.Args)-1]) == "supervisor" {
+			keep = append(keep, p)
+		}
+	}
+	if r := quiesce(t, g, client.Quiescence{Keep: keep, Grace: 10 * time.Millisecond}); len(keep) != 1 || len(r.Survivors) > 0 || r.Ended == 0 {
+		t.Errorf("kept %+v, got %+v", keep, r)
+	}
+	g.until(t, "2000")
+}

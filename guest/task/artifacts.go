@@ -1,6 +1,7 @@
 package task
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -73,6 +74,29 @@ func (t *Task) defaultArtifact() {
 // Places that are the verifier's: nothing is transplanted there.
 var verifiers = []string{"/tests", "/logs/verifier", "/solution"}
 
+// Check finds artifacts that cannot be transplanted, for a Judging that was not read
+// from a task.
+func (j *Judging) Check() error {
+	r := reader{}
+	for _, a := range j.Artifacts {
+		r.path("artifacts", a.Source)
+		if _, err := path.Match(a.Source, "x"); err != nil {
+			r.fail("artifacts", "%.200q: %w", a.Source, err)
+		}
+	}
+	if j.WorkTree != "" {
+		r.path("work_tree", j.WorkTree)
+	}
+	r.destinations(j)
+	for i, err := range r.errs {
+		var e *Error
+		if errors.As(err, &e) {
+			r.errs[i] = fmt.Errorf("%s: %w", e.Field, e.Err) // there is no file
+		}
+	}
+	return errors.Join(r.errs...)
+}
+
 // destinations checks that no two artifacts meet: what the first brings could
 // otherwise lead the second elsewhere.
 func (r *reader) destinations(j *Judging) {
@@ -113,15 +137,30 @@ func (r *reader) destinations(j *Judging) {
 func overlap(a, b string) bool {
 	as, bs := strings.Split(a, "/"), strings.Split(b, "/")
 	for i := range min(len(as), len(bs)) {
-		if strings.ContainsAny(as[i]+bs[i], `*?[\`) {
-			continue // may be the same
-		}
-		if as[i] != bs[i] {
+		if !mayBeSame(as[i], bs[i]) {
 			return false
 		}
 	}
 	return true
 }
+
+// mayBeSame says whether two names, or patterns of names, can stand for the same. Of
+// two patterns nobody knows.
+func mayBeSame(a, b string) bool {
+	switch aPattern, bPattern := isPattern(a), isPattern(b); {
+	case aPattern && bPattern:
+		return true
+	case aPattern:
+		a, b = b, a
+		fallthrough
+	case bPattern:
+		same, err := path.Match(b, a)
+		return same || err != nil
+	}
+	return a == b
+}
+
+func isPattern(s string) bool { return strings.ContainsAny(s, `*?[\`) }
 
 func (r *reader) artifacts(field string, list []any) []Artifact {
 	var artifacts []Artifact
@@ -169,7 +208,7 @@ func (r *reader) artifact(field string, table map[string]any) (a Artifact) {
 	}
 	if a.Destination != "" {
 		r.path(field+".destination", a.Destination)
-		if strings.ContainsAny(a.Source, `*?[\`) {
+		if isPattern(a.Source) {
 			r.fail(field+".destination", "a pattern that may be of many files has none")
 		}
 	}

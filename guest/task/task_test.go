@@ -136,6 +136,12 @@ func TestOlderNames(t *testing.T) {
 	}
 }
 
+func TestPatternsThatAreApart(t *testing.T) {
+	if _, err := Open(write(t, "artifacts = [\"/srv/*.txt\", \"/srv/a.log\", \"/t[a-d]st\"]")); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestSeparateEnvironmentIsATransplant(t *testing.T) {
 	task, err := Open(write(t, "artifacts = [\"/out\"]\n[verifier]\nenvironment_mode = \"separate\""))
 	if err != nil || task.Judging.Where != Transplant {
@@ -196,6 +202,7 @@ func TestMistakes(t *testing.T) {
 		{"in the tests", "artifacts = [\"/tests/x\"]", "artifacts", "verifier"},
 		{"over the tests", "artifacts = [\"/logs\"]", "artifacts", "verifier"},
 		{"pattern of the tests", "artifacts = [\"/*/x\"]", "artifacts", "verifier"},
+		{"pattern of another", "artifacts = [\"/srv/*.txt\", \"/srv/a.txt/b\"]", "artifacts", "apart"},
 		{"one in the other", "artifacts = [\"/a\", \"/a/b\"]", "artifacts", "apart"},
 		{"the work tree in one", "artifacts = [\"/a\"]\n[forkvm.judging]\nwork_tree = \"/a/b\"", "forkvm.judging.work_tree", "apart"},
 	}

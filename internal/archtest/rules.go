@@ -87,6 +87,8 @@ var rules = []rule{
 		"records outlive the code around them, and whoever reads them needs no machine"},
 	{"internal/failure", []string{"kvm/...", "vmm", "snapshot/...", "guest/..."}, []string{sys},
 		"turns errors of all packages into codes for users"},
+	{"internal/judge", []string{"agent/client", "agent/proto", "guest/task", "internal/failure", "vmm"}, nil,
+		"it makes no machine, and knows of them how they end"},
 	{"internal/process/...", []string{"internal/...", "kvm/...", "vmm/...", "devices", "snapshot/...", "agent/client", "agent/proto"}, []string{sys},
 		"one machine in a process of its own"},
 	{"internal/node/...", []string{"internal/...", "kvm/...", "vmm/...", "snapshot/...", "guest/...", "agent/client", "agent/proto"}, []string{sys},

@@ -16,6 +16,7 @@ import (
 // probes are small programs that a test runs in the guest by name.
 var probes = map[string]func(args []string) error{
 	"draw":    draw,
+	"attach":  attach,
 	"connect": connect,
 	"hog":     hog,
 	"now":     now,

@@ -18,6 +18,7 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/snapshot"
@@ -42,6 +43,8 @@ type fakeNode struct {
 	built     []image.Config
 	bootErr   error
 	console   string // of VMs that are made
+	tried     []node.Trial
+	trial     *judge.Trial
 }
 
 // fakeVM is a VM whose guest runs a few commands that the tests name.
@@ -59,6 +62,9 @@ type fakeVM struct {
 	signal  string // the last one to a command
 	files   map[string]string
 	ended   chan struct{}
+
+	judged   []node.Judging
+	verdicts []*judge.Verdict // one for each call, again and again
 }
 
 func newFakeNode(t *testing.T) *fakeNode {
@@ -104,6 +110,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 		Schema: image.Schema, ID: strings.Repeat("ab", 32), CreatedAt: epoch, KernelRelease: "6.12.117+deb12-cloud-amd64", Mode: "handover",
 		Files: map[image.Part]image.FileInfo{image.Kernel: {Size: 40 << 20}, image.Rootfs: {Size: 1 << 30}},
 	}}}
+	n.judged()
 	return n
 }
 
@@ -560,4 +567,22 @@ func (vm *fakeVM) Get(_ context.Context, path string, w io.Writer) (client.File,
 	}
 	io.WriteString(w, data)
 	return client.File{Path: path, Mode: 0o4755, Size: int64(len(data))}, nil
+}
+
+// Judge and TryTask give the verdicts that a test has named.
+func (vm *fakeVM) Judge(_ context.Context, r node.Judging) (*judge.Verdict, error) {
+	vm.mu.Lock()
+	defer vm.mu.Unlock()
+	vm.judged = append(vm.judged, r)
+	if len(vm.verdicts) == 0 {
+		return nil, failure.New(failure.VMNotRunning, "vm %s is not running", vm.record.Name)
+	}
+	v := vm.verdicts[0]
+	vm.verdicts = append(vm.verdicts[1:], v)
+	return v, nil
+}
+
+func (n *fakeNode) TryTask(_ context.Context, t node.Trial) (*judge.Trial, error) {
+	n.tried = append(n.tried, t)
+	return n.trial, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/snapshot/archive"
 	"github.com/forkvm/forkvm/snapshot/store"
@@ -28,6 +29,7 @@ type Machines interface {
 	Restore(ctx context.Context, snapshot string, o node.Options) (VM, error)
 	List() ([]VM, error)
 	Find(ref string) (VM, error)
+	TryTask(ctx context.Context, t node.Trial) (*judge.Trial, error)
 	// Prepare is node.Node.Prepare.
 	Prepare(ctx context.Context, cpus, count int) (int, error)
 }
@@ -93,6 +95,8 @@ type Copier interface {
 	// Snapshot makes up a name if it is given none.
 	Snapshot(ctx context.Context, name, task string) (*node.Snapshot, error)
 	Fork(ctx context.Context, children []node.Options) ([]Child, error)
+	// Judge judges copies of the VM.
+	Judge(ctx context.Context, r node.Judging) (*judge.Verdict, error)
 }
 
 // Child is one result of a fork or of several restores: a VM, or why there is

@@ -1,0 +1,3 @@
+#!/bin/sh
+[ "$(cat answer)" = 42 ]
+echo $((! $?)) >/logs/verifier/reward.txt

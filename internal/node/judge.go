@@ -1,0 +1,125 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/judge"
+)
+
+// Judging says how a VM is judged.
+type Judging struct {
+	judge.Request
+	// Snapshot is the task's, from which clean VMs are made; empty: what the VM
+	// came from.
+	Snapshot string
+}
+
+// Judge gives a verdict on the VM as it is now. The VM goes on. VMs in which is
+// judged end with the calling process.
+func (vm *VM) Judge(ctx context.Context, r Judging) (*judge.Verdict, error) {
+	if r.Snapshot == "" {
+		r.Snapshot = vm.Record.Snapshot
+	}
+	if r.Snapshot == "" {
+		return nil, failure.New(failure.InvalidArgument,
+			"vm %s was booted from an image: name the task's snapshot with --snapshot", vm.Name)
+	}
+	info, err := vm.node.store.Stat(r.Snapshot)
+	if err != nil {
+		return nil, snapshotFailure(err)
+	}
+	r.Rollout = judge.Rollout{
+		ID: vm.ID, Name: vm.Name, Generation: vm.Identity.Generation, Snapshot: r.Snapshot, SnapshotID: info.ID, Lineage: vm.Lineage,
+	}
+	vm.node.sweepJudges(ctx)
+	v, err := judge.Judge(ctx, &judgeMachines{vm, r.Snapshot}, r.Request)
+	if err != nil {
+		return nil, failure.As(failure.InvalidArgument, err)
+	}
+	return v, nil
+}
+
+// judgePrefix begins the names of VMs in which is judged.
+const judgePrefix = "judge-"
+
+// abandoned is the age after which a VM that was judged in and has ended cannot be
+// of interest to anybody.
+const abandoned = time.Hour
+
+// sweepJudges removes the records of VMs whose judge was killed. The VMs themselves
+// have ended with it.
+func (n *Node) sweepJudges(ctx context.Context) {
+	vms, err := n.List()
+	if err != nil {
+		return // the next one will
+	}
+	for _, vm := range vms {
+		if strings.HasPrefix(vm.Name, judgePrefix) && time.Since(vm.Created) > abandoned && !vm.alive() {
+			_ = vm.Remove(ctx, false) // another may have been faster
+		}
+	}
+}
+
+// judgeMachines are copies of a VM and of its task's snapshot.
+type judgeMachines struct {
+	vm       *VM
+	snapshot string
+}
+
+func (m *judgeMachines) options() Options {
+	return Options{Name: judgePrefix + newID(), Time: m.vm.Identity.Time, Attached: true}
+}
+
+// Fork implements judge.Machines.
+func (m *judgeMachines) Fork(ctx context.Context) (judge.Machine, error) {
+	children, err := m.vm.node.Fork(ctx, m.vm, []Options{m.options()})
+	if err != nil {
+		return nil, err
+	}
+	if children[0].Err != nil {
+		return nil, judge.NotReady(children[0].Err)
+	}
+	return judgeMachine{children[0].VM}, nil
+}
+
+// Clean implements judge.Machines.
+func (m *judgeMachines) Clean(ctx context.Context) (judge.Machine, error) {
+	vm, err := m.vm.node.Restore(ctx, m.snapshot, m.options())
+	if err != nil {
+		return nil, err
+	}
+	return judgeMachine{vm}, nil
+}
+
+// judgeMachine is a VM in which is judged.
+type judgeMachine struct{ vm *VM }
+
+func (m judgeMachine) ID() string         { return m.vm.ID }
+func (m judgeMachine) Guest() judge.Guest { return m.vm.Agent() }
+
+// Health implements judge.Machine.
+func (m judgeMachine) Health(ctx context.Context) judge.Health {
+	st, err := m.vm.Status(ctx)
+	switch {
+	case err != nil:
+		return judge.Health{Ended: fmt.Sprintf("its process does not answer: %v", err)}
+	case st.Exit != nil:
+		return judge.EndOf(st.Exit)
+	case st.State == Dead:
+		return judge.Health{Ended: "its process died without a report"}
+	case st.DiskError != nil:
+		return judge.Health{Storage: st.DiskError}
+	}
+	return judge.Health{}
+}
+
+// Close implements judge.Machine.
+func (m judgeMachine) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout+killTimeout)
+	defer cancel()
+	return m.vm.Remove(ctx, true)
+}
