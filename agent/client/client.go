@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/proto"
@@ -33,6 +34,8 @@ type Config struct {
 	Generation string
 	// Software names the calling program to the agent.
 	Software string
+	// Observer, if set, is told of all operations.
+	Observer Observer
 }
 
 // Client talks to one guest agent. It holds no connection between operations;
@@ -84,6 +87,10 @@ type call struct {
 	onStart  func(proto.Started)
 	onCredit func(stream uint16, n int, f proto.Flags) error
 	queues   map[uint16]*proto.Queue
+
+	observation Observation // nil: nobody wants to know
+	concluded   sync.Once
+	complaint   error // of the observation
 }
 
 // begin connects and sends the request in the first write, with the credit for
@@ -107,22 +114,29 @@ func (c *Client) begin(ctx context.Context, op string, request proto.Request, pa
 		unwatch()
 		stop()
 	}
-	if err := k.wire.Write(frames); err != nil {
-		// The agent may have said why it closed the connection.
-		if said := k.hello(); said != nil {
-			err = said
-		}
-		err = k.wrap(err)
+	if err := k.observe(c.cfg.Observer, request.OperationID, params); err != nil {
 		k.end()
 		return nil, err
 	}
-	if err := k.hello(); err != nil {
-		err = k.wrap(err)
+	if err := k.open(frames); err != nil {
 		k.end()
-		return nil, err
+		return nil, k.conclude(nil, k.wrap(err))
 	}
 	answered()
 	return k, nil
+}
+
+// open sends the first frames and reads the agent's.
+func (k *call) open(frames []byte) error {
+	err := k.wire.Write(frames)
+	if err == nil {
+		return k.hello()
+	}
+	// The agent may have said why it closed the connection.
+	if said := k.hello(); said != nil {
+		return said
+	}
+	return err
 }
 
 // hurry returns a context that ends with the client's patience, unless answered is
@@ -300,7 +314,7 @@ func (c *Client) ask(ctx context.Context, op string, request proto.Request, para
 		return err
 	}
 	defer k.end()
-	return k.finish(result)
+	return k.conclude(result, k.finish(result))
 }
 
 // Info is the state of a guest agent.

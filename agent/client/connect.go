@@ -165,9 +165,9 @@ func (c *Client) relay(ctx context.Context, conn HalfConn, network, address stri
 	both.Wait()
 	k.end()
 	if readErr != nil && !errors.Is(readErr, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("connect in guest: %w", readErr)
+		err = fmt.Errorf("connect in guest: %w", readErr)
 	}
-	return err
+	return k.conclude(nil, err)
 }
 
 // deliverTo writes what the guest sends to conn, and its end. When conn takes no

@@ -105,7 +105,7 @@ func (c *Client) Attach(ctx context.Context, id string, a Attachment) (Detached,
 	var status commandStatus
 	p := &Process{call: k, done: make(chan struct{})}
 	p.begin(nil, writers, &status)
-	err = p.wait()
+	err = p.wait(&status)
 	d := detached(status.CommandStatus, status.Result)
 	if err == nil && !a.Now && d.Result == nil {
 		err = &ConnectionError{Op: proto.OpAttach, Started: true, Err: &proto.ProtocolError{Reason: "an end without a result"}}

@@ -178,6 +178,9 @@ func (c *Client) beginExec(ctx context.Context, cmd Command, request proto.ExecR
 	k, err := c.begin(ctx, proto.OpExec, detached, request, queues)
 	if err == nil && !slices.Contains(k.features, proto.FeatureDetach) {
 		k.end()
+		if err := k.conclude(nil, nil); err != nil {
+			return nil, err
+		}
 		return c.begin(ctx, proto.OpExec, envelope, plain, queues)
 	}
 	return k, err
@@ -255,7 +258,7 @@ func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer, result an
 		return window.Add(n)
 	}
 	if stdin != nil {
-		go send(k.wire, stdin, window)
+		go send(k.wire, k.observed(proto.Stdin, stdin), window)
 	}
 	go func() {
 		defer close(p.done)
@@ -274,25 +277,25 @@ func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer, result an
 
 // Wait waits for the command's end and returns what Exec returns.
 func (p *Process) Wait() (Result, error) {
-	err := p.wait()
-	if p.err == nil {
-		p.counted.Do(func() { p.result.lose(p.started.StdoutFrom, p.started.StderrFrom) })
-	}
+	err := p.wait(&p.result)
 	return p.result, err
 }
 
-func (p *Process) wait() error {
+// wait waits for the end of a call whose result is decoded into result.
+func (p *Process) wait(result any) error {
 	<-p.done
 	p.outputs.Wait()
-	if p.call != nil {
-		p.call.end()
+	if p.call == nil {
+		return nil
 	}
+	p.call.end()
 	if p.err != nil {
-		return p.err
+		return p.call.conclude(nil, p.err)
 	}
+	p.counted.Do(func() { p.result.lose(p.started.StdoutFrom, p.started.StderrFrom) })
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.failed
+	return p.call.conclude(result, p.failed)
 }
 
 // lose counts bytes that the guest had not kept when it was asked for them.
@@ -340,6 +343,7 @@ func (p *Process) deliver(stream uint16, q *proto.Queue, w io.Writer) {
 		if b, ok = q.Pop(b); !ok {
 			return
 		}
+		p.call.moved(stream, b)
 		if _, err := w.Write(b); err != nil {
 			p.mu.Lock()
 			if p.failed == nil {

@@ -80,7 +80,7 @@ func (c *Client) upload(ctx context.Context, op string, params any, path string,
 	k.onCredit = func(_ uint16, n int, f proto.Flags) error { return window.Add(n) }
 	sent := make(chan error, 1)
 	go func() {
-		err := send(k.wire, r, window)
+		err := send(k.wire, k.observed(proto.Stdin, r), window)
 		sent <- err
 		if err != nil {
 			k.conn.Close() // the agent takes that for an unfinished transfer
@@ -97,7 +97,7 @@ func (c *Client) upload(ctx context.Context, op string, params any, path string,
 	default:
 		// A refused transfer ends before its data; r may be in a Read.
 	}
-	return err
+	return k.conclude(result, err)
 }
 
 // download writes the operation's data to w.
@@ -118,9 +118,9 @@ func (c *Client) download(ctx context.Context, op string, params any, path strin
 		q.End()
 	}
 	if writeErr := <-written; writeErr != nil {
-		return fmt.Errorf("write data of %q: %w", path, writeErr)
+		err = fmt.Errorf("write data of %q: %w", path, writeErr)
 	}
-	return err
+	return k.conclude(result, err)
 }
 
 func receive(k *call, q *proto.Queue, w io.Writer) error {

@@ -29,6 +29,8 @@ const (
 	SnapshotExists      Code = "snapshot_exists"
 	SnapshotCorrupt     Code = "snapshot_corrupt"
 	SnapshotUnsupported Code = "snapshot_unsupported" // another version, or a CPU feature that this host lacks
+	RolloutNotFound     Code = "rollout_not_found"
+	RecordDamaged       Code = "record_damaged" // a journal, or what it speaks of, is not what was written
 	KVMUnusable         Code = "kvm_unusable"
 	NoPermission        Code = "no_permission"
 	NoSpace             Code = "no_space"

@@ -18,7 +18,7 @@ const (
 	EventPaused    = "paused"    // [none]
 	EventResumed   = "resumed"   // [none]
 	EventEnded     = "ended"     // the VM was killed or found to have ended [Ended]
-	EventRemoved   = "removed"   // the VM is not there any more [none]
+	EventRemoved   = "removed"   // the VM is not there any more [Ended]
 	EventVerdict   = "verdict"   // [Verdict]
 	EventRecovered = "recovered" // [Recovered]
 )
@@ -30,9 +30,9 @@ type Created struct {
 	Generation string `json:"generation"`
 	Recording  string `json:"recording"`
 	Version    string `json:"forkvm_version,omitempty"`
-	// One of Image, Snapshot and Parent is what it began from. SnapshotID is for
-	// the snapshot; ParentSeq is the last line of the parent's journal before the
-	// fork, 0 if that had none.
+	// It began from Parent or, if there is none, from Snapshot or else Image.
+	// ParentSeq and ParentHash are the last line of the parent's journal then, 0 if it
+	// had none.
 	Image      string `json:"image,omitempty"`
 	Snapshot   string `json:"snapshot,omitempty"`
 	SnapshotID string `json:"snapshot_id,omitempty"`
@@ -80,7 +80,9 @@ type Operation struct {
 // Done is what became of an operation.
 type Done struct {
 	// Of is the line that says what was asked.
-	Of uint64 `json:"of"`
+	// 0 if it was a detached command that somebody has waited for later; ID is its name then.
+	Of uint64 `json:"of,omitempty"`
+	ID string `json:"id,omitempty"`
 	// Error is why there is no result. The guest may have done some of it.
 	Error string `json:"error,omitempty"`
 	// Result of a command.

@@ -22,6 +22,9 @@ const (
 // Journal is a rollout's journal, to append to. It may be used from any goroutine
 // while any number of other processes append, too.
 type Journal struct {
+	// Now tells the time; time.Now if nil.
+	Now func() time.Time
+
 	dir     string
 	rollout string
 
@@ -86,7 +89,7 @@ func (j *Journal) append(event string, data any) (Head, error) {
 		return Head{}, err
 	}
 	var b []byte
-	head, now := j.head, time.Now()
+	head, now := j.head, j.now()
 	if torn > 0 {
 		if b, head, err = appendLine(b, head, now, EventRecovered, Recovered{DroppedBytes: torn}); err != nil {
 			return Head{}, err
@@ -106,6 +109,13 @@ func (j *Journal) append(event string, data any) (Head, error) {
 	}
 	j.size, j.head = j.size+int64(len(b)), head
 	return head, nil
+}
+
+func (j *Journal) now() time.Time {
+	if j.Now != nil {
+		return j.Now()
+	}
+	return time.Now()
 }
 
 // lock waits for the journal's lock. Its holders write one line and let go.
@@ -179,4 +189,19 @@ func (j *Journal) Sync() error {
 		return fmt.Errorf("sync journal (%s): %w", j.rollout, err)
 	}
 	return nil
+}
+
+// Head returns the last line that is complete; Seq is 0 if there is none.
+func (j *Journal) Head() (Head, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	unlock, err := lock(j.file, unix.LOCK_SH)
+	if err != nil {
+		return Head{}, fmt.Errorf("read journal (%s): %w", j.rollout, err)
+	}
+	defer unlock()
+	if _, err := j.catchUp(); err != nil {
+		return Head{}, fmt.Errorf("read journal (%s): %w", j.rollout, err)
+	}
+	return j.head, nil
 }

@@ -5,6 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // DamageError says where a journal is not what was written.
@@ -24,10 +28,11 @@ func (e *DamageError) Unwrap() error { return e.Err }
 // Reader reads a rollout's journal and checks it: what it has returned so far is
 // what was written, without a gap.
 type Reader struct {
-	r    *bufio.Reader
-	head Head
-	torn int64
-	err  error
+	r     *bufio.Reader
+	head  Head
+	torn  int64
+	err   error
+	bytes []byte
 }
 
 // NewReader returns a reader of the journal of a rollout.
@@ -37,6 +42,10 @@ func NewReader(r io.Reader, rollout string) *Reader {
 
 // Head is the line that Next returned last. Without one, Seq is 0.
 func (r *Reader) Head() Head { return r.head }
+
+// Bytes is the line that Next returned last as it is in the file, with its newline,
+// until Next is called again.
+func (r *Reader) Bytes() []byte { return r.bytes }
 
 // Torn is how many bytes of an unfinished line were at the journal's end.
 func (r *Reader) Torn() int64 { return r.torn }
@@ -66,7 +75,7 @@ func (r *Reader) next() (*Line, error) {
 			err = l.follows(r.head)
 		}
 		if err == nil {
-			r.head = Head{Seq: l.Seq, Hash: l.Hash}
+			r.head, r.bytes = Head{Seq: l.Seq, Hash: l.Hash}, b
 			return l, nil
 		}
 	}
@@ -95,3 +104,41 @@ func (r *Reader) readLine() ([]byte, error) {
 		}
 	}
 }
+
+// File is a journal that is read as it was when it was opened.
+type File struct {
+	*Reader
+	file *os.File
+}
+
+// OpenFile opens the journal in a rollout's directory for reading. What others are
+// just writing is not an unfinished line.
+func OpenFile(dir, rollout string) (*File, error) {
+	f, err := os.Open(filepath.Join(dir, fileName))
+	if err != nil {
+		return nil, fmt.Errorf("open journal (%s): %w", rollout, err)
+	}
+	size, err := completeSize(f)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open journal (%s): %w", rollout, err)
+	}
+	return &File{NewReader(io.LimitReader(f, size), rollout), f}, nil
+}
+
+// completeSize is the size of a journal while nobody writes.
+func completeSize(f *os.File) (int64, error) {
+	unlock, err := lock(f, unix.LOCK_SH)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+// Close closes the file.
+func (f *File) Close() error { return f.file.Close() }

@@ -32,9 +32,9 @@ func (n *Node) ArchiveSnapshot(ctx context.Context, name, dir string, progress f
 }
 
 func (n *Node) export(name string, do func(s *store.Snapshot) (archive.Result, error)) (archive.Result, error) {
-	s, err := n.store.Open(name)
+	s, err := n.openSnapshot(name)
 	if err != nil {
-		return archive.Result{}, snapshotFailure(err)
+		return archive.Result{}, err
 	}
 	defer s.Close()
 	result, err := do(s)

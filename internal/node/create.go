@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/process"
@@ -42,6 +43,9 @@ type Options struct {
 	// is made in, see machine.Demand. One that could exceed the group's limit is
 	// refused, with failure.MemoryLimit.
 	Headroom int64
+	// Recording is what is kept of what is done to the VM. If empty, that of the
+	// parent for a fork, otherwise RecordJournal.
+	Recording Recording
 }
 
 // demand is that of VMs with so much RAM, made with the same options.
@@ -55,6 +59,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.ReadyTimeout == 0 {
 		o.ReadyTimeout = DefaultReadyTimeout
+	}
+	if o.Recording == "" {
+		o.Recording = RecordJournal
 	}
 }
 
@@ -87,6 +94,7 @@ func (n *Node) Boot(ctx context.Context, imageName string, o Options) (*VM, erro
 		checkpoint: checkpoint,
 		kernel:     kernel,
 		origin:     func(r *Record) { r.Image = imageName },
+		created:    journal.Created{Image: imageName},
 	})
 }
 
@@ -108,6 +116,10 @@ func checkMemory(size uint64) error {
 func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM, error) {
 	o.setDefaults()
 	course := begin()
+	snapshotName, err := n.snapshotName(snapshotName)
+	if err != nil {
+		return nil, err
+	}
 	checkpoint, manifest, err := machine.FromStore(ctx, n.store, snapshotName, o.Verify)
 	if err != nil {
 		return nil, snapshotFailure(err)
@@ -127,6 +139,7 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 			r.Snapshot, r.Image = manifest.Name, manifest.Image
 			r.Standing = standingOn(manifest)
 		},
+		created: journal.Created{Image: manifest.Image, Snapshot: manifest.Name, SnapshotID: manifest.ID, Task: manifest.Task},
 	})
 }
 
@@ -154,11 +167,18 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 		return nil, err
 	}
 	defer checkpoint.Close()
+	created, err := parent.asOrigin()
+	if err != nil {
+		return nil, err
+	}
 	course.End(phaseCheckpoint)
 	children := make([]Child, len(options))
 	done := make(chan struct{})
 	for i, o := range options {
 		go func() {
+			if o.Recording == "" {
+				o.Recording = parent.Recording
+			}
 			o.setDefaults()
 			children[i].VM, children[i].Err = n.launch(ctx, o, plan{
 				course:     course.clone(),
@@ -168,6 +188,7 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 					r.ParentPauseMS = milliseconds(checkpoint.Pause)
 					r.Standing = parent.Standing
 				},
+				created: created,
 			})
 			done <- struct{}{}
 		}()
@@ -175,7 +196,42 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 	for range options {
 		<-done
 	}
+	if err := parent.noteFork(children, checkpoint); err != nil {
+		return nil, err
+	}
 	return children, nil
+}
+
+// asOrigin is what the journals of the VM's children say of it.
+func (vm *VM) asOrigin() (c journal.Created, err error) {
+	c = journal.Created{Parent: vm.ID, Image: vm.Image, Snapshot: vm.Record.Snapshot}
+	if vm.recorded() {
+		var head journal.Head
+		head, err = vm.rollout().head()
+		c.ParentSeq, c.ParentHash = head.Seq, head.Hash
+	}
+	return c, err
+}
+
+// noteFork tells the parent's journal of its children. A fork that cannot be put on
+// record has not been.
+func (vm *VM) noteFork(children []Child, checkpoint *machine.Checkpoint) error {
+	what := journal.Forked{Children: []string{}, PauseMS: milliseconds(checkpoint.Pause)}
+	for _, c := range children {
+		if c.Err == nil {
+			what.Children = append(what.Children, c.VM.ID)
+		}
+	}
+	_, err := vm.Note(journal.EventForked, what)
+	if err == nil {
+		return nil
+	}
+	for _, c := range children {
+		if c.Err == nil {
+			err = errors.Join(err, c.VM.Remove(context.Background(), true))
+		}
+	}
+	return err
 }
 
 // checkpoint freezes the VM for a moment.
@@ -212,6 +268,7 @@ type plan struct {
 	checkpoint *machine.Checkpoint // borrowed
 	kernel     *machine.Kernel     // borrowed; nil for a clone
 	origin     func(*Record)
+	created    journal.Created // what it began from, for its journal
 }
 
 // launch makes the VM's directory and process. It leaves nothing behind when it
@@ -230,6 +287,10 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)
 	d.record.Origin = d.record.Standing
+	if err := d.beginRecord(o, l.created); err != nil {
+		d.abandon()
+		return nil, err
+	}
 	config := process.StartConfig{
 		Checkpoint:   l.checkpoint,
 		Tops:         tops,

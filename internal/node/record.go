@@ -61,6 +61,8 @@ type Record struct {
 	// Phases are where the time went between the call that made the VM and its
 	// end, except for writing them down.
 	Phases []machine.Phase `json:"phases,omitempty"`
+	// Recording is what is kept of what is done to the VM.
+	Recording Recording `json:"recording,omitempty"`
 	// ParentPauseMS is how long the parent of a fork stood still for it.
 	ParentPauseMS float64 `json:"parent_pause_ms,omitempty"`
 }
@@ -320,6 +322,7 @@ func (d *draft) abandon() {
 		d.prepared.Kill()
 	}
 	d.node.release(d.record.Name, d.record.ID)
+	os.RemoveAll(d.node.rollout(d.record.ID).dir)
 	os.RemoveAll(d.dir)
 	if d.lock != nil {
 		d.lock.Close()
@@ -385,6 +388,7 @@ func (n *Node) sweep(dir string) {
 		os.RemoveAll(dir)
 	case err == nil && !(&VM{Record: *r}).begun():
 		n.release(r.Name, r.ID)
+		os.RemoveAll(n.rollout(r.ID).dir)
 		os.RemoveAll(dir)
 	case err == nil && r.Name == "":
 		os.Rename(dir, filepath.Join(n.waitingDir(), r.ID))

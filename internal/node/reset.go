@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/process"
@@ -27,11 +28,17 @@ func (vm *VM) Reset(ctx context.Context, o ResetOptions) (took time.Duration, er
 	if o.ReadyTimeout == 0 {
 		o.ReadyTimeout = DefaultReadyTimeout
 	}
+	if o.To, err = vm.node.snapshotName(o.To); err != nil {
+		return 0, err
+	}
 	// The VM process puts its new life on record.
 	err = vm.locked(ctx, func(r *Record) (err error) {
 		took, err = vm.reset(ctx, o, r)
 		return err
 	})
+	if err == nil {
+		_, err = vm.Note(journal.EventReset, journal.Reset{To: o.To, Generation: vm.Identity.Generation})
+	}
 	if err != nil {
 		return 0, failure.As(failure.Internal, err)
 	}

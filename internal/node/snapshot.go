@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
@@ -25,7 +26,22 @@ type Snapshot struct {
 // while layers are written; one that was paused stays so. Without a name it makes
 // one of the VM's and a number. The snapshot's parent is the one that the VM last
 // took or came from.
-func (vm *VM) Snapshot(ctx context.Context, name, task string) (s *Snapshot, err error) {
+func (vm *VM) Snapshot(ctx context.Context, name, task string) (*Snapshot, error) {
+	if IsStep(name) {
+		return nil, failure.New(failure.InvalidArgument, "snapshot name %q is one of a rollout's step; choose another", name)
+	}
+	s, err := vm.takeSnapshot(ctx, name, task)
+	if err == nil {
+		_, err = vm.Note(journal.EventSnapshot, journal.Snapshot{Name: s.Manifest.Name, ID: s.Manifest.ID, PauseMS: milliseconds(s.Pause)})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// takeSnapshot is Snapshot without a line in the journal.
+func (vm *VM) takeSnapshot(ctx context.Context, name, task string) (s *Snapshot, err error) {
 	err = vm.change(ctx, func(r *Record) error {
 		if s, err = vm.snapshot(ctx, name, machine.Label{Task: task, Lineage: r.Lineage}); err != nil {
 			return err
@@ -99,6 +115,10 @@ func (n *Node) Snapshots() ([]store.Info, error) {
 
 // InspectSnapshot returns what a snapshot says about itself, and its sizes.
 func (n *Node) InspectSnapshot(name string) (store.Info, error) {
+	name, err := n.snapshotName(name)
+	if err != nil {
+		return store.Info{}, err
+	}
 	info, err := n.store.Inspect(name)
 	if err != nil {
 		return info, snapshotFailure(err)
@@ -106,12 +126,25 @@ func (n *Node) InspectSnapshot(name string) (store.Info, error) {
 	return info, nil
 }
 
+// openSnapshot opens a snapshot or a rollout's step.
+func (n *Node) openSnapshot(ref string) (*store.Snapshot, error) {
+	name, err := n.snapshotName(ref)
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.store.Open(name)
+	if err != nil {
+		return nil, snapshotFailure(err)
+	}
+	return s, nil
+}
+
 // CheckSnapshot checks all of a snapshot: manifest, state, indices and, by the
 // verification, data.
 func (n *Node) CheckSnapshot(ctx context.Context, name string, v *store.Verification) error {
-	s, err := n.store.Open(name)
+	s, err := n.openSnapshot(name)
 	if err != nil {
-		return snapshotFailure(err)
+		return err
 	}
 	defer s.Close()
 	if err := v.Check(ctx, s); err != nil {
@@ -122,14 +155,14 @@ func (n *Node) CheckSnapshot(ctx context.Context, name string, v *store.Verifica
 
 // DiffSnapshots says which pages and blocks two snapshots hold differently.
 func (n *Node) DiffSnapshots(ctx context.Context, a, b string) (*store.Difference, error) {
-	left, err := n.store.Open(a)
+	left, err := n.openSnapshot(a)
 	if err != nil {
-		return nil, snapshotFailure(err)
+		return nil, err
 	}
 	defer left.Close()
-	right, err := n.store.Open(b)
+	right, err := n.openSnapshot(b)
 	if err != nil {
-		return nil, snapshotFailure(err)
+		return nil, err
 	}
 	defer right.Close()
 	d, err := store.Diff(ctx, left, right)
@@ -141,6 +174,10 @@ func (n *Node) DiffSnapshots(ctx context.Context, a, b string) (*store.Differenc
 
 // RemoveSnapshot removes a snapshot. VMs and snapshots made from it go on.
 func (n *Node) RemoveSnapshot(name string) error {
+	name, err := n.snapshotName(name)
+	if err != nil {
+		return err
+	}
 	if err := n.store.Remove(name); err != nil {
 		return snapshotFailure(err)
 	}

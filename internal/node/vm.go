@@ -17,6 +17,7 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/process"
 	"github.com/forkvm/forkvm/vmm"
@@ -226,10 +227,22 @@ func (vm *VM) call(ctx context.Context, do func(*process.Client, context.Context
 }
 
 // Pause stops the guest until Resume. Pausing twice is the same as once.
-func (vm *VM) Pause(ctx context.Context) error { return vm.call(ctx, (*process.Client).Pause) }
+func (vm *VM) Pause(ctx context.Context) error {
+	return vm.switchTo(ctx, (*process.Client).Pause, journal.EventPaused)
+}
 
 // Resume lets a paused guest go on.
-func (vm *VM) Resume(ctx context.Context) error { return vm.call(ctx, (*process.Client).Resume) }
+func (vm *VM) Resume(ctx context.Context) error {
+	return vm.switchTo(ctx, (*process.Client).Resume, journal.EventResumed)
+}
+
+func (vm *VM) switchTo(ctx context.Context, do func(*process.Client, context.Context) error, event string) error {
+	if err := vm.call(ctx, do); err != nil {
+		return err
+	}
+	_, err := vm.Note(event, struct{}{})
+	return err
+}
 
 // killTimeout is how long a VM process may take to end itself.
 const killTimeout = 2 * time.Second
@@ -248,6 +261,16 @@ func (vm *VM) Kill(ctx context.Context) error {
 		return failure.As(failure.Internal, err)
 	}
 	defer p.Close()
+	if err := vm.end(ctx, p); err != nil {
+		return err
+	}
+	// An end that cannot be put on record comes all the same.
+	_, _ = vm.Note(journal.EventEnded, vm.endForJournal())
+	return nil
+}
+
+// end ends the VM's process.
+func (vm *VM) end(ctx context.Context, p *linux.Process) error {
 	polite, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	if err := vm.call(polite, (*process.Client).Kill); err == nil {
@@ -263,6 +286,15 @@ func (vm *VM) Kill(ctx context.Context) error {
 		return failure.As(failure.Internal, fmt.Errorf("kill vm (%s): %w", vm.Name, err))
 	}
 	return nil
+}
+
+// endForJournal is why the VM has ended, as far as that is known.
+func (vm *VM) endForJournal() journal.Ended {
+	exit, err := process.ReadExit(vm.dir)
+	if err != nil {
+		return journal.Ended{Reason: string(Dead)}
+	}
+	return journal.Ended{Reason: string(exit.Reason), Detail: exit.Detail}
 }
 
 // Wait returns the report of the VM's end, for which it waits as long as ctx
@@ -297,6 +329,7 @@ func (vm *VM) Remove(ctx context.Context, force bool) error {
 			return err
 		}
 	}
+	_, _ = vm.Note(journal.EventRemoved, vm.endForJournal()) // as in Kill
 	vm.node.release(vm.Name, vm.ID)
 	if err := os.RemoveAll(vm.dir); err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("remove vm (%s): %w", vm.Name, err))
@@ -312,12 +345,17 @@ func (vm *VM) VsockPath() string { return filepath.Join(vm.dir, process.VsockSoc
 func (vm *VM) Directory() string { return vm.dir }
 
 // Agent returns a client of the VM's guest agent, which expects the VM's own
-// generation: a command for this VM is never run by another one.
+// generation: a command for this VM is never run by another one. What it is asked
+// is put on record.
 func (vm *VM) Agent() *client.Client {
-	return client.New(client.Config{
+	config := client.Config{
 		Dial:       func(ctx context.Context) (net.Conn, error) { return dialGuest(ctx, vm.VsockPath(), proto.Port) },
 		Generation: vm.Identity.Generation,
-	})
+	}
+	if vm.recorded() {
+		config.Observer = observer{&VM{Record: vm.Record, node: vm.node, dir: vm.dir}}
+	}
+	return client.New(config)
 }
 
 // dialGuest connects to a port of a guest through its Unix socket.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
@@ -39,6 +41,7 @@ type fakeNode struct {
 	vms       []*fakeVM
 	snapshots []store.Info
 	images    []Image
+	rollouts  []*fakeRollout
 	made      []node.Options // of Boot, Restore and Fork
 	built     []image.Config
 	bootErr   error
@@ -111,6 +114,7 @@ func newFakeNode(t *testing.T) *fakeNode {
 		Files: map[image.Part]image.FileInfo{image.Kernel: {Size: 40 << 20}, image.Rootfs: {Size: 1 << 30}},
 	}}}
 	n.judged()
+	n.fillRollouts()
 	return n
 }
 
@@ -183,6 +187,109 @@ func (n *fakeNode) Find(ref string) (VM, error) {
 		}
 	}
 	return nil, failure.New(failure.VMNotFound, "no vm named %q", ref)
+}
+
+// fakeRollout has a real journal, whose clock goes a second a line.
+type fakeRollout struct {
+	id, dir string
+	steps   []string
+	removed bool
+}
+
+func (n *fakeNode) addRollout(id string) (*fakeRollout, *journal.Journal) {
+	r := &fakeRollout{id: id, dir: filepath.Join(n.dir, "rollouts", id)}
+	j, err := journal.Create(r.dir, id)
+	if err != nil {
+		panic(err)
+	}
+	now := epoch
+	j.Now = func() time.Time { now = now.Add(time.Second); return now }
+	n.rollouts = append(n.rollouts, r)
+	return r, j
+}
+
+func (r *fakeRollout) ID() string                               { return r.id }
+func (r *fakeRollout) Journal() (*journal.File, error)          { return journal.OpenFile(r.dir, r.id) }
+func (r *fakeRollout) Kept(c *journal.Contents) ([]byte, error) { return journal.Kept(r.dir, c) }
+func (r *fakeRollout) Steps() ([]string, error)                 { return r.steps, nil }
+func (r *fakeRollout) Remove() error                            { r.removed = true; return nil }
+
+func (n *fakeNode) Rollouts() (all []Rollout, err error) {
+	for _, r := range n.rollouts {
+		if !r.removed {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+func (n *fakeNode) FindRollout(ref string) (Rollout, error) {
+	for _, r := range n.rollouts {
+		if !r.removed && r.id == ref {
+			return r, nil
+		}
+	}
+	vm, err := n.Find(ref)
+	if err == nil && vm.Record().ID != ref {
+		return n.FindRollout(vm.Record().ID)
+	}
+	return nil, failure.New(failure.RolloutNotFound, "no rollout named %q is on record", ref)
+}
+
+// fillRollouts gives alpha and beta a past, and makes one whose VM is gone and one
+// that is damaged.
+func (n *fakeNode) fillRollouts() {
+	must := func(_ journal.Head, err error) {
+		if err != nil {
+			panic(err)
+		}
+	}
+	contents := func(j *journal.Journal, text string) *journal.Contents {
+		tap := j.Tap(24)
+		io.WriteString(tap, text)
+		c, err := tap.Contents()
+		if err != nil {
+			panic(err)
+		}
+		return c
+	}
+	r, j := n.addRollout("a00000000001")
+	defer j.Close()
+	must(j.Append("created", journal.Created{VM: r.id, Name: "alpha", Image: "debian", Snapshot: "task-1", SnapshotID: strings.Repeat("5a", 16), Task: "fix-it", Recording: "steps"}))
+	must(j.Append("exec", journal.Operation{Args: []proto.Text{"uname"}, Env: []proto.Text{"CI"}}))
+	must(j.Append("done", journal.Done{Of: 2, Result: &journal.Result{DurationMS: 7}, Stdout: contents(j, "Linux guest 6.12.117\n"), Stderr: contents(j, ""), Step: r.id + ".2", StepID: id(2)}))
+	must(j.Append("put", journal.Operation{Path: "/root/\x1b[31mx", Mode: 0o644}))
+	must(j.Append("done", journal.Done{Of: 4, Input: contents(j, strings.Repeat("\xff", 30))}))
+	must(j.Append("exec", journal.Operation{Args: []proto.Text{"sh", "-c", "it's"}, TimeoutMS: 1000}))
+	must(j.Append("done", journal.Done{Of: 6, Result: &journal.Result{ExitCode: 124, TimedOut: true, DurationMS: 1000}, Stdout: contents(j, "")}))
+	must(j.Append("forked", journal.Forked{Children: []string{"b00000000002", "f00000000006"}, PauseMS: 1.5}))
+	must(j.Append("exec", journal.Operation{Args: []proto.Text{"wait"}}))
+	n.rollouts[0].steps = []string{r.id + ".2"}
+
+	half, one := 0.5, 1.0
+	r, j = n.addRollout("b00000000002")
+	defer j.Close()
+	must(j.Append("created", journal.Created{VM: r.id, Name: "beta", Image: "debian", Snapshot: "task-1", Parent: "a00000000001", ParentSeq: 7}))
+	must(j.Append("paused", struct{}{}))
+	must(j.Append("verdict", journal.Verdict{Outcome: "scored", Reward: &half}))
+	r, j = n.addRollout("f00000000006")
+	defer j.Close()
+	must(j.Append("created", journal.Created{VM: r.id, Name: "gone", Image: "debian", Snapshot: "task-1", Parent: "a00000000001", ParentSeq: 7}))
+	must(j.Append("verdict", journal.Verdict{Outcome: "verifier_timeout"}))
+	must(j.Append("verdict", journal.Verdict{Outcome: "scored", Reward: &one}))
+	must(j.Append("removed", journal.Ended{Reason: "killed"}))
+	r, j = n.addRollout("f00000000007")
+	defer j.Close()
+	must(j.Append("created", journal.Created{VM: r.id, Name: "bad", Image: "debian"}))
+	must(j.Append("paused", struct{}{}))
+	path := filepath.Join(r.dir, "journal.jsonl")
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, bytes.Replace(b, []byte("paused"), []byte("forged"), 1), 0o600)
+	}
+	if err != nil {
+		panic(err)
+	}
 }
 
 func (n *fakeNode) Snapshots() ([]store.Info, error) { return n.snapshots, nil }

@@ -33,6 +33,23 @@ func (l local) List() ([]VM, error) {
 	return vms, err
 }
 
+func (l local) Rollouts() ([]Rollout, error) {
+	all, err := l.Node.Rollouts()
+	rollouts := make([]Rollout, len(all))
+	for i, r := range all {
+		rollouts[i] = r
+	}
+	return rollouts, err
+}
+
+func (l local) FindRollout(ref string) (Rollout, error) {
+	r, err := l.Node.FindRollout(ref)
+	if err != nil {
+		return nil, err // not a rollout that holds a nil
+	}
+	return r, nil
+}
+
 func (l local) wrap(vm *node.VM, err error) (VM, error) {
 	if err != nil {
 		return nil, err // not a VM that holds a nil

@@ -78,6 +78,7 @@ type cloneFlags struct {
 	time         machine.Time
 	readyTimeout time.Duration
 	headroom     headroom
+	recording    node.Recording
 }
 
 func (c *cloneFlags) add(f *pflag.FlagSet) {
@@ -85,10 +86,12 @@ func (c *cloneFlags) add(f *pflag.FlagSet) {
 	f.Var(choice[machine.Time]{&c.time, []machine.Time{machine.TimeHost, machine.TimeFrozen}}, "time", "what the guest's clock shows: the host's time, or time that goes on from the snapshot")
 	f.DurationVar(&c.readyTimeout, "ready-timeout", node.DefaultReadyTimeout, "how long to wait for the guest agent")
 	f.Var(&c.headroom, "headroom", "memory that the control group's limit must leave for each VM; 0: do not look")
+	f.Var(choice[node.Recording]{&c.recording, []node.Recording{node.RecordNone, node.RecordJournal, node.RecordSteps}}, "record",
+		"what is kept of what is done to the VM: nothing, a journal (the default), or a snapshot of each step, too; a fork has what its parent has")
 }
 
 func (c *cloneFlags) options(name string) node.Options {
-	return node.Options{Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom)}
+	return node.Options{Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording}
 }
 
 // bootFlags are for a boot from an image.
@@ -140,38 +143,29 @@ func (a *app) createVerb() *cobra.Command {
 	cmd.Flags().StringVar(&from, "snapshot", "", "start from this snapshot")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
 		if from == "" {
-			return a.create(ctx, n, args[0], &flags)
+			o, err := flags.options()
+			if err != nil {
+				return err
+			}
+			return a.created(n.Boot(ctx, args[0], o))
 		}
 		for _, name := range []string{"cpus", "memory", "kernel-args"} {
 			if cmd.Flags().Changed(name) {
 				return usagef("--%s: a VM from a snapshot has what the snapshot had", name)
 			}
 		}
-		vm, err := n.Restore(ctx, from, flags.cloneFlags.options(flags.name))
-		if err != nil {
-			return err
-		}
-		return a.showCreated(vm)
+		return a.created(n.Restore(ctx, from, flags.cloneFlags.options(flags.name)))
 	})
 	a.withQuiet(cmd, "print the id only (it is all that is printed anyway)")
 	return a.withOutput(cmd)
 }
 
-func (a *app) create(ctx context.Context, n Node, image string, flags *bootFlags) error {
-	vm, err := flags.boot(ctx, n, image)
+// created shows what became of making a VM.
+func (a *app) created(vm VM, err error) error {
 	if err != nil {
 		return err
 	}
 	return a.showCreated(vm)
-}
-
-// boot makes a VM that stays.
-func (b *bootFlags) boot(ctx context.Context, n Node, image string) (VM, error) {
-	o, err := b.options()
-	if err != nil {
-		return nil, err
-	}
-	return n.Boot(ctx, image, o)
 }
 
 // showCreated prints the id of a VM that was just made, or all of it.

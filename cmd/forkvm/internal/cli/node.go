@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/snapshot/archive"
@@ -21,6 +22,7 @@ type Node interface {
 	Snapshots
 	Archives
 	Images
+	Rollouts
 }
 
 // Machines makes and finds VMs.
@@ -51,6 +53,26 @@ type Archives interface {
 	RemoveArchived(ctx context.Context, dir, name string) error
 	UnarchiveSnapshot(ctx context.Context, dir, name, as string, progress func(bytes int64)) (store.Info, error)
 }
+
+// Rollouts keeps what was done to VMs, also to those that are gone.
+type Rollouts interface {
+	Rollouts() ([]Rollout, error)
+	FindRollout(ref string) (Rollout, error)
+}
+
+// Rollout is the course of one VM.
+type Rollout interface {
+	// ID is the VM's.
+	ID() string
+	Journal() (*journal.File, error)
+	// Kept is what is kept of contents that the journal speaks of.
+	Kept(c *journal.Contents) ([]byte, error)
+	// Steps names the snapshots behind its operations.
+	Steps() ([]string, error)
+	Remove() error
+}
+
+var _ Rollout = (*node.Rollout)(nil)
 
 // Images keeps what VMs boot from.
 type Images interface {

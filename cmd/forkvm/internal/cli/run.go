@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,6 +13,7 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -23,15 +25,16 @@ func (a *app) runVerb() *cobra.Command {
 	var command commandFlags
 	var detach, remove bool
 	cmd := &cobra.Command{
-		Use:   "run [flags] IMAGE [--] [COMMAND [ARG...]]",
+		Use:   "run [flags] IMAGE|SNAPSHOT|STEP [--] [COMMAND [ARG...]]",
 		Short: "Start a VM, run a command in it and end it",
-		Long: "Start a VM from an image, run a command in it and end it. The exit code is the\n" +
-			"command's. Without a command the console is shown until the guest ends; with -d\n" +
+		Long: "Start a VM from an image, a snapshot or a step of a rollout (ROLLOUT@LINE, see log),\n" +
+			"run a command in it and end it. The exit code is the command's. Without a command the console is shown until the guest ends; with -d\n" +
 			"the id is printed and the VM stays, with the command running in it under the id\n" +
 			"run, see exec --attach.",
 		Example: "  forkvm run --rm debian -- uname -a\n" +
 			"  forkvm run --cpus 4 --memory 6G debian -- make test\n" +
-			"  forkvm run -d --name db debian",
+			"  forkvm run -d --name db debian\n" +
+			"  forkvm run --rm attempt-7@12 -- git diff",
 		Annotations: map[string]string{passesExitCode: "yes"},
 		Args:        cobra.ArbitraryArgs,
 	}
@@ -59,7 +62,7 @@ func (a *app) runVerb() *cobra.Command {
 		case command.interactive || command.terminal:
 			return usagef("-d: a command that is left running has neither input nor a terminal")
 		case len(argv) == 0:
-			return a.create(ctx, n, image, &boot)
+			return a.created(boot.bring(ctx, n, image))
 		}
 		return a.createBusy(ctx, n, image, &boot, a.command(&command, argv))
 	})
@@ -72,7 +75,7 @@ const firstCommand = "run"
 
 // createBusy makes a VM and leaves it, and a command in it, running.
 func (a *app) createBusy(ctx context.Context, n Node, image string, boot *bootFlags, c client.Command) error {
-	vm, err := boot.boot(ctx, n, image)
+	vm, err := boot.bring(ctx, n, image)
 	if err != nil {
 		return err
 	}
@@ -96,11 +99,47 @@ func (a *app) runForeground(ctx context.Context, n Node, image string, boot *boo
 		return err
 	}
 	o.Attached = true // not even a killed command leaves its VM behind
-	vm, err := n.Boot(ctx, image, o)
+	if remove && o.Recording == "" {
+		o.Recording = node.RecordNone // nothing is to be left
+	}
+	vm, err := bring(ctx, n, image, o)
 	if err != nil {
 		return err
 	}
-	err = do(ctx, vm)
+	return a.whileItLives(ctx, vm, remove, do)
+}
+
+// bring makes a VM that stays.
+func (b *bootFlags) bring(ctx context.Context, n Node, from string) (VM, error) {
+	o, err := b.options()
+	if err != nil {
+		return nil, err
+	}
+	return bring(ctx, n, from, o)
+}
+
+// bring starts a VM from an image or, if there is none of that name, from a snapshot
+// or a rollout's step.
+func bring(ctx context.Context, n Node, from string, o node.Options) (VM, error) {
+	vm, err := n.Boot(ctx, from, o)
+	if !failure.Is(err, failure.ImageNotFound) {
+		return vm, err
+	}
+	if _, missing := n.InspectSnapshot(from); missing != nil {
+		if !strings.Contains(from, "@") {
+			return nil, err
+		}
+		return nil, missing
+	}
+	if o.CPUs != defaultCPUs || o.MemoryBytes != defaultMemory || o.CommandLine != "" {
+		return nil, usagef("--cpus, --memory, --kernel-args: a VM from a snapshot has what the snapshot had")
+	}
+	return n.Restore(ctx, from, o)
+}
+
+// whileItLives does something with a VM, and ends it.
+func (a *app) whileItLives(ctx context.Context, vm VM, remove bool, do func(context.Context, VM) error) error {
+	err := do(ctx, vm)
 	if cleanup := end(ctx, vm, remove); cleanup != nil {
 		if err == nil {
 			return cleanup

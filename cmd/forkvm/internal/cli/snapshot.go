@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
 )
@@ -133,8 +135,21 @@ func damage(err error) *failure.Error {
 }
 
 func (a *app) snapshotListVerb() *cobra.Command {
-	return namesVerb(a, "List snapshots", Node.Snapshots, viewOfSnapshot, a.snapshotList)
+	var steps bool
+	list := func(n Node) ([]store.Info, error) {
+		all, err := n.Snapshots()
+		if !steps {
+			all = slices.DeleteFunc(all, isStep)
+		}
+		return all, err
+	}
+	cmd := namesVerb(a, "List snapshots", list, viewOfSnapshot, a.snapshotList)
+	cmd.Flags().BoolVar(&steps, "steps", false, "list those that were taken behind each step of recorded rollouts, too")
+	return cmd
 }
+
+// isStep says whether a snapshot belongs to a rollout.
+func isStep(s store.Info) bool { return node.IsStep(s.Name) }
 
 func (a *app) snapshotList(views []snapshotView) output.List[snapshotView] {
 	now := a.Now()
@@ -175,7 +190,8 @@ func (a *app) snapshotInspectVerb() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		at := placeVMs(ctx, vms, func(string) bool { return true })
+		asItIs := func(lineage []string) []string { return lineage }
+		at := placeVMs(ctx, vms, asItIs, func(string) bool { return true })
 		l := output.List[snapshotDetails]{Name: func(d snapshotDetails) string { return d.Name }}
 		failed := a.each(names, func(name string) error {
 			info, err := n.InspectSnapshot(name)

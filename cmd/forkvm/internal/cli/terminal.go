@@ -12,6 +12,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/node"
 )
 
 // terminal is the user's, lent to a command in a guest: every key goes there,
@@ -95,9 +97,11 @@ var defaultShell = []string{"/bin/sh", "-c", `exec "$(getent passwd "$(id -u)" 2
 func (a *app) shellVerb() *cobra.Command {
 	flags := commandFlags{terminal: true, interactive: true}
 	cmd := &cobra.Command{
-		Use:         "shell [flags] VM",
-		Short:       "Open a login shell in a VM",
-		Example:     "  forkvm shell vm-1\n  forkvm shell -u dev vm-1",
+		Use:   "shell [flags] VM|SNAPSHOT|STEP",
+		Short: "Open a login shell in a VM",
+		Long: "Open a login shell in a VM; or in one made of a snapshot or of a rollout's step\n" +
+			"(ROLLOUT@LINE, see log) for as long as the shell runs.",
+		Example:     "  forkvm shell vm-1\n  forkvm shell -u dev vm-1\n  forkvm shell attempt-7@12",
 		Annotations: map[string]string{passesExitCode: "yes"},
 		Args:        needs("VM"),
 	}
@@ -109,11 +113,21 @@ func (a *app) shellVerb() *cobra.Command {
 		if err := flags.check(a); err != nil {
 			return err
 		}
+		open := func(ctx context.Context, vm VM) error {
+			return a.exec(ctx, vm, a.command(&flags, defaultShell), &flags)
+		}
 		vm, err := findRunning(ctx, n, args[0])
+		if err == nil {
+			return open(ctx, vm)
+		}
+		if _, missing := n.InspectSnapshot(args[0]); missing != nil || !failure.Is(err, failure.VMNotFound) {
+			return err
+		}
+		made, err := n.Restore(ctx, args[0], node.Options{Attached: true, Recording: node.RecordNone})
 		if err != nil {
 			return err
 		}
-		return a.exec(ctx, vm, a.command(&flags, defaultShell), &flags)
+		return a.whileItLives(ctx, made, true, open)
 	})
 	return cmd
 }

@@ -53,12 +53,12 @@ type vmAt struct {
 }
 
 // placeVMs tells where the VMs that have not ended are, by the ID of the nearest
-// snapshot that they stand on and that exists. Those that stand on none are at "".
-func placeVMs(ctx context.Context, vms []VM, exists func(id string) bool) map[string][]vmAt {
+// snapshot that they stand on, in their lineage as stands has it, and that exists. Those that stand on none are at "".
+func placeVMs(ctx context.Context, vms []VM, stands func(lineage []string) []string, exists func(id string) bool) map[string][]vmAt {
 	lineage := make(map[string][]string, len(vms))
 	for _, vm := range vms {
 		r := vm.Record()
-		lineage[r.ID] = r.Lineage
+		lineage[r.ID] = stands(r.Lineage)
 	}
 	at := map[string][]vmAt{}
 	for _, v := range lookAtAll(ctx, vms, false) {
@@ -78,16 +78,24 @@ func nearest(ids []string, exists func(id string) bool) string {
 	return ""
 }
 
-// forest is the snapshots, linked with what they grew from.
+// forest is the snapshots, linked with what they grew from. Steps of rollouts are
+// passed over.
 type forest struct {
 	nodes []*treeNode // oldest first
 	byID  map[string]*treeNode
+	steps map[string][]string // what each step stands on, by its ID
 }
 
 func newForest(snapshots []store.Info) *forest {
-	f := &forest{byID: make(map[string]*treeNode, len(snapshots))}
+	f := &forest{byID: make(map[string]*treeNode, len(snapshots)), steps: map[string][]string{}}
 	lineage := make(map[*treeNode][]string, len(snapshots))
 	for _, s := range snapshots {
+		if isStep(s) {
+			if s.Err == nil {
+				f.steps[s.Manifest.ID] = s.Manifest.Lineage()[1:]
+			}
+			continue
+		}
 		n := &treeNode{Schema: "forkvm/tree-node/v1", Name: s.Name, snapshotSizes: viewOfSizes(s.Sizes), VMs: []vmAt{}}
 		f.nodes = append(f.nodes, n)
 		if s.Err != nil {
@@ -99,14 +107,30 @@ func newForest(snapshots []store.Info) *forest {
 	}
 	slices.SortStableFunc(f.nodes, func(a, b *treeNode) int { return a.Created.Compare(b.Created) })
 	for _, n := range f.nodes {
-		parent := f.byID[nearest(lineage[n], f.exists)]
+		stands := f.withoutSteps(lineage[n])
+		parent := f.byID[nearest(stands, f.exists)]
 		if parent != nil {
 			n.Parent = parent.Name
 			parent.children = append(parent.children, n)
 		}
-		n.ParentRemoved = len(lineage[n]) > 0 && !f.exists(lineage[n][0])
+		n.ParentRemoved = len(stands) > 0 && !f.exists(stands[0])
 	}
 	return f
+}
+
+// withoutSteps is a lineage in which what a step stands on is in its place: that
+// reaches further back than the lineage of who stands on the step.
+func (f *forest) withoutSteps(lineage []string) []string {
+	seen := map[string]bool{}
+	for len(lineage) > 0 && !seen[lineage[0]] {
+		below, step := f.steps[lineage[0]]
+		if !step {
+			break
+		}
+		seen[lineage[0]] = true
+		lineage = below
+	}
+	return lineage
 }
 
 func (f *forest) exists(id string) bool { return f.byID[id] != nil }
@@ -140,15 +164,30 @@ func (f *forest) walk(top string, visit func(n *treeNode)) {
 }
 
 func (a *app) treeVerb() *cobra.Command {
+	var svg string
 	cmd := &cobra.Command{
-		Use:   "tree [flags] [SNAPSHOT]",
-		Short: "Show what grew from what: snapshots, and the VMs that stand on them",
-		Args:  upTo("SNAPSHOT"),
+		Use:   "tree [flags] [SNAPSHOT|ROLLOUT]",
+		Short: "Show what grew from what: snapshots and VMs, or rollouts with their rewards",
+		Long: "Show what grew from what: snapshots, and the VMs that stand on them; or a rollout and\n" +
+			"those that were forked from it or began from its snapshots and steps, with their\n" +
+			"rewards, whether their VMs are still there or not.",
+		Example: "  forkvm tree\n  forkvm tree task-1\n  forkvm tree attempt-7 --svg tree.svg",
+		Args:    upTo("SNAPSHOT"),
 	}
+	cmd.Flags().StringVar(&svg, "svg", "", "draw the tree of a rollout into this file instead")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
 		top := ""
 		if len(args) == 1 {
 			top = args[0]
+		}
+		r, err := rolloutIn(n, top)
+		switch {
+		case err != nil:
+			return err
+		case r != nil:
+			return a.showRolloutTree(ctx, n, r, svg)
+		case svg != "":
+			return usagef("--svg draws the tree of a rollout")
 		}
 		v, err := lookAtTree(ctx, n, top)
 		if err != nil {
@@ -163,6 +202,23 @@ func (a *app) treeVerb() *cobra.Command {
 		return output.List[treeNode]{Name: func(n treeNode) string { return n.Name }, Items: v.Nodes}.Write(a.Stdout, a.format)
 	})
 	return a.withOutput(cmd)
+}
+
+// rolloutIn is the rollout that a tree is asked for, nil if it is a snapshot or
+// nothing.
+func rolloutIn(n Node, top string) (Rollout, error) {
+	if top == "" {
+		return nil, nil
+	}
+	_, err := n.InspectSnapshot(top)
+	if !failure.Is(err, failure.SnapshotNotFound) {
+		return nil, nil // it is there, perhaps damaged
+	}
+	r, missing := n.FindRollout(top)
+	if failure.Is(missing, failure.RolloutNotFound) {
+		return nil, err
+	}
+	return r, missing
 }
 
 func lookAtTree(ctx context.Context, n Node, top string) (treeView, error) {
@@ -181,7 +237,7 @@ func lookAtTree(ctx context.Context, n Node, top string) (treeView, error) {
 		return v, err
 	}
 	f := newForest(snapshots)
-	at := placeVMs(ctx, vms, f.exists)
+	at := placeVMs(ctx, vms, f.withoutSteps, f.exists)
 	f.walk(top, func(n *treeNode) {
 		if n.ID != "" {
 			n.VMs = append(n.VMs, at[n.ID]...)
