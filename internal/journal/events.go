@@ -40,6 +40,11 @@ type Created struct {
 	ParentSeq  uint64 `json:"parent_seq,omitempty"`
 	ParentHash string `json:"parent_hash,omitempty"`
 	Task       string `json:"task,omitempty"`
+	// What the VM is.
+	CPUs        int    `json:"cpus"`
+	MemoryBytes uint64 `json:"memory_bytes"`
+	KernelArgs  string `json:"kernel_args,omitempty"`
+	Time        string `json:"time"`
 }
 
 // Operation is what the guest agent was asked to do, written before it is. Members
@@ -59,8 +64,11 @@ type Operation struct {
 	Detached  bool  `json:"detached,omitempty"`
 	Terminal  bool  `json:"terminal,omitempty"`
 	Stdin     bool  `json:"stdin,omitempty"`
-	// MergedStreams: standard error went where standard output went.
-	MergedStreams bool `json:"merged_streams,omitempty"`
+	// MergedStreams: standard error went where standard output went. Discarded: a
+	// stream that nobody asked for, so that nothing is known of it.
+	MergedStreams   bool `json:"merged_streams,omitempty"`
+	StdoutDiscarded bool `json:"stdout_discarded,omitempty"`
+	StderrDiscarded bool `json:"stderr_discarded,omitempty"`
 	// StdoutLimit and StderrLimit are after how many bytes the guest cut a stream.
 	StdoutLimit int64 `json:"stdout_limit,omitempty"`
 	StderrLimit int64 `json:"stderr_limit,omitempty"`

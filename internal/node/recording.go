@@ -59,6 +59,8 @@ func (d *draft) beginRecord(o Options, from journal.Created) error {
 	}
 	defer j.Close()
 	from.VM, from.Name, from.Generation = d.record.ID, d.record.Name, d.record.Identity.Generation
+	from.CPUs, from.MemoryBytes, from.KernelArgs = d.record.Shape.CPUs, d.record.Shape.MemoryBytes, o.CommandLine
+	from.Time = string(d.record.Identity.Time)
 	from.Recording, from.Version = string(o.Recording), d.node.config.Version
 	if _, err := j.Append(journal.EventCreated, from); err != nil {
 		return failure.As(failure.Internal, err)
@@ -111,6 +113,7 @@ func operation(id string, params any) journal.Operation {
 		op.ClearEnv, op.Detached, op.Terminal, op.Stdin = p.ClearEnv, p.Detach, p.Terminal != nil, p.Stdin
 		op.TimeoutMS, op.StdoutLimit, op.StderrLimit = p.TimeoutMS, p.StdoutLimit, p.StderrLimit
 		op.MergedStreams = p.Stderr == proto.OutputStdout
+		op.StdoutDiscarded, op.StderrDiscarded = p.Stdout == proto.OutputDiscard, p.Stderr == proto.OutputDiscard
 		for _, e := range p.Env {
 			name, _, _ := strings.Cut(string(e), "=")
 			op.Env = append(op.Env, proto.Text(name))

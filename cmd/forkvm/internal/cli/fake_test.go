@@ -107,7 +107,11 @@ func newFakeNode(t *testing.T) *fakeNode {
 		step.Descend(s.lineage)
 		n.snapshots = append(n.snapshots, store.Info{Name: s.name, Manifest: &step, Sizes: store.Sizes{Own: 5 << 20, Shared: 1104 << 20}})
 	}
-	n.vms[0].record.Lineage = []string{id(2), id(1)}
+	step := *m
+	step.Name, step.ID, step.Created = "a00000000001.2", id(9), epoch.Add(time.Hour)
+	step.Descend(steps[2:3])
+	n.snapshots = append(n.snapshots, store.Info{Name: step.Name, Manifest: &step, Sizes: store.Sizes{Own: 1 << 20}})
+	n.vms[0].record.Lineage = []string{id(9), id(2), id(1)}
 	n.vms[1].record.Lineage = []string{m.ID}
 	n.images = []Image{{Name: "debian", Manifest: image.Manifest{
 		Schema: image.Schema, ID: strings.Repeat("ab", 32), CreatedAt: epoch, KernelRelease: "6.12.117+deb12-cloud-amd64", Mode: "handover",
@@ -257,7 +261,7 @@ func (n *fakeNode) fillRollouts() {
 	defer j.Close()
 	must(j.Append("created", journal.Created{VM: r.id, Name: "alpha", Image: "debian", Snapshot: "task-1", SnapshotID: strings.Repeat("5a", 16), Task: "fix-it", Recording: "steps"}))
 	must(j.Append("exec", journal.Operation{Args: []proto.Text{"uname"}, Env: []proto.Text{"CI"}}))
-	must(j.Append("done", journal.Done{Of: 2, Result: &journal.Result{DurationMS: 7}, Stdout: contents(j, "Linux guest 6.12.117\n"), Stderr: contents(j, ""), Step: r.id + ".2", StepID: id(2)}))
+	must(j.Append("done", journal.Done{Of: 2, Result: &journal.Result{DurationMS: 7}, Stdout: contents(j, "Linux guest 6.12.117\n"), Stderr: contents(j, ""), Step: r.id + ".2", StepID: id(9)}))
 	must(j.Append("put", journal.Operation{Path: "/root/\x1b[31mx", Mode: 0o644}))
 	must(j.Append("done", journal.Done{Of: 4, Input: contents(j, strings.Repeat("\xff", 30))}))
 	must(j.Append("exec", journal.Operation{Args: []proto.Text{"sh", "-c", "it's"}, TimeoutMS: 1000}))
@@ -298,6 +302,15 @@ func (n *fakeNode) Snapshots() ([]store.Info, error) { return n.snapshots, nil }
 func id(i int) string { return fmt.Sprintf("%032x", i) }
 
 func (n *fakeNode) InspectSnapshot(name string) (store.Info, error) {
+	if of, line, step := strings.Cut(name, "@"); step { // as of alpha
+		if r, err := n.FindRollout(of); err != nil || line > "2" {
+			return store.Info{}, failure.New(failure.SnapshotNotFound, "rollout %s has no step behind line %s of its journal", of, line)
+		} else if line == "1" {
+			name = "task-1"
+		} else {
+			name = r.ID() + "." + line
+		}
+	}
 	for _, s := range n.snapshots {
 		if s.Name == name && s.Err != nil {
 			return store.Info{}, failure.New(failure.SnapshotCorrupt, "snapshot: %w", s.Err)
@@ -393,7 +406,7 @@ func (n *fakeNode) RemoveImage(name string) error {
 }
 
 func (vm *fakeVM) Record() node.Record { return vm.record }
-func (vm *fakeVM) Guest() Guest        { return vm }
+func (vm *fakeVM) Guest() Guest        { return fakeGuest{vm} }
 
 func (vm *fakeVM) Paths() Paths {
 	path := filepath.Join(vm.node.dir, vm.record.ID)
@@ -639,6 +652,26 @@ func (vm *fakeVM) Stat(_ context.Context, path string) (client.File, error) {
 		}
 	}
 	return client.File{}, fmt.Errorf("stat in guest: %w", &client.Error{Code: proto.CodeFileNotFound, Message: path + ": no such file"})
+}
+
+func (vm *fakeVM) PutTree(_ context.Context, dir string, r io.Reader, _ bool) (client.TreeStats, error) {
+	data, err := io.ReadAll(r)
+	vm.files[dir+"/tree"] = string(data)
+	return client.TreeStats{}, err
+}
+
+// fakeGuest is a fakeVM's guest: some things are called the same there.
+type fakeGuest struct{ *fakeVM }
+
+func (g fakeGuest) Remove(_ context.Context, path string, _ bool) error {
+	delete(g.files, path)
+	return nil
+}
+
+func (vm *fakeVM) Move(_ context.Context, from, to string) error {
+	vm.files[to] = vm.files[from]
+	delete(vm.files, from)
+	return nil
 }
 
 func (vm *fakeVM) Upload(_ context.Context, from *os.Root, dir string, _ bool) (stats client.TreeStats, err error) {

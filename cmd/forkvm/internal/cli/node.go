@@ -153,6 +153,9 @@ type Files interface {
 	Put(ctx context.Context, f client.File, r io.Reader) (int64, error)
 	Get(ctx context.Context, path string, w io.Writer) (client.File, error)
 	Stat(ctx context.Context, path string) (client.File, error)
+	PutTree(ctx context.Context, dir string, r io.Reader, owners bool) (client.TreeStats, error)
+	Remove(ctx context.Context, path string, recursive bool) error
+	Move(ctx context.Context, from, to string) error
 	Upload(ctx context.Context, from *os.Root, dir string, owners bool) (client.TreeStats, error)
 	Download(ctx context.Context, dir string, to *os.Root) (client.TreeStats, error)
 }

@@ -139,7 +139,7 @@ func (a *app) snapshotListVerb() *cobra.Command {
 	list := func(n Node) ([]store.Info, error) {
 		all, err := n.Snapshots()
 		if !steps {
-			all = slices.DeleteFunc(all, isStep)
+			all = slices.DeleteFunc(slices.Clone(all), isStep)
 		}
 		return all, err
 	}
