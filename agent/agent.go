@@ -71,6 +71,8 @@ type Agent struct {
 	// writing while the identity changes: no command starts with half of one.
 	renewal    sync.RWMutex
 	generation string
+	// renewedTicks is when the generation was published, as processes' start times are.
+	renewedTicks uint64
 
 	mu       sync.Mutex
 	closed   bool

@@ -62,6 +62,7 @@ func (a *Agent) renew(r proto.RenewRequest) (proto.RenewResult, error) {
 // are taken last.
 func (a *Agent) publish(n *renewal, generation string) {
 	var err error
+	a.renewedTicks = uint64(uptime() / tick)
 	if a.cfg.StateDir != "" {
 		err = replaceFile(filepath.Join(a.cfg.StateDir, "generation"), []byte(generation+"\n"), 0o444)
 	}

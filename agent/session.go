@@ -189,6 +189,8 @@ func (s *session) dispatch() (any, error) {
 		return serveOp(s, s.vacate)
 	case proto.OpUsage:
 		return s.agent.usage(), nil
+	case proto.OpScan:
+		return serveOp(s, s.scan)
 	case proto.OpConnect:
 		return serveOp(s, s.connect)
 	case proto.OpRenew:

@@ -75,8 +75,11 @@ const (
 
 // WaitFor waits until the guest has reached each of the conditions, which are looked
 // at side by side and each until it is met once. When ctx is done before, the error is
-// a *NotReadyError; any other means that the guest cannot be asked.
+// a *NotReadyError; any other means that the guest cannot be asked. The client's
+// Observer is not told of each look.
 func (c *Client) WaitFor(ctx context.Context, conditions ...Condition) error {
+	c = New(c.cfg)
+	c.cfg.Observer = nil
 	reasons, errs := make([]string, len(conditions)), make([]error, len(conditions))
 	var all sync.WaitGroup
 	for i, condition := range conditions {

@@ -18,6 +18,7 @@ const (
 	OpShutdown = "shutdown"
 	OpConnect  = "connect"
 	OpUsage    = "usage"
+	OpScan     = "scan"
 
 	// With FeatureDetach.
 	OpAttach   = "attach"
@@ -490,4 +491,45 @@ type ShutdownRequest struct {
 // ShutdownResult says that the end has begun, and who brings it about.
 type ShutdownResult struct {
 	Method string `json:"method"`
+}
+
+// ScanRequest asks for all files below a directory and all processes of the guest, as
+// a stream of ScanEntries in JSON, one a line, on the Stdout stream. Its result is a
+// ScanResult.
+type ScanRequest struct {
+	Path Text `json:"path"`
+}
+
+// ScanEntry is a file or a process.
+type ScanEntry struct {
+	File    *ScannedFile `json:"file,omitempty"`
+	Process *ProcessInfo `json:"process,omitempty"`
+}
+
+// ScannedFile is a file, wherever in the guest's file systems it is. Two states of a
+// guest in which all of it is the same have the same contents in it, unless somebody
+// has set the guest's clock back to hide a change.
+type ScannedFile struct {
+	Path Text `json:"path"`
+	FileInfo
+	CtimeNS int64  `json:"ctime_ns"`
+	Device  uint64 `json:"device"`
+	Inode   uint64 `json:"inode"`
+	// Special is the number of a device node.
+	Special uint64 `json:"special,omitempty"`
+	// Target is what a symbolic link contains.
+	Target Text `json:"target,omitempty"`
+}
+
+// ScanResult ends a scan.
+type ScanResult struct {
+	Files     int64 `json:"files"`
+	Processes int64 `json:"processes"`
+	// Unread are directories that could not be read, the first hundred.
+	Unread []Text `json:"unread,omitempty"`
+	// What the guest agent itself has changed in its renewal is not among the files.
+	// What has changed since has a ctime that is not before RenewedNS; a process that
+	// was started since, a Start above RenewedTicks. 0: there was no renewal.
+	RenewedNS    int64  `json:"renewed_ns,omitempty"`
+	RenewedTicks uint64 `json:"renewed_ticks,omitempty"`
 }

@@ -5,8 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/internal/testkit"
 )
 
 // logLine is one line of a journal.
@@ -101,6 +105,7 @@ func TestRecords(t *testing.T) {
 		t.Errorf("after a reset: %q", got)
 	}
 
+	id := h.inspect("attempt").ID
 	head := strings.Fields(h.must("log", "attempt", "--verify"))
 	h.must("rm", "-f", "attempt", "left")
 	h.must("log", "attempt", "--verify", "--head", head[1])
@@ -111,13 +116,141 @@ func TestRecords(t *testing.T) {
 	forge(t, filepath.Join(h.data, "rollouts"), `"exit_code":3`, `"exit_code":0`)
 	h.refused("record_damaged", "log", "attempt", "--verify")
 	h.must("log", "rm", "attempt")
-	if got := h.must("snapshot", "ls", "-q", "--steps"); strings.Contains(got, ".2") {
-		t.Errorf("left: %q", got)
+	if got := h.must("snapshot", "ls", "-q", "--steps"); strings.Contains(got, id) || !strings.Contains(got, ".2") {
+		t.Errorf("left, where only steps of the fork should be: %q", got)
 	}
 	if got := h.must("log", "ls", "--format", "{{.Name}}"); strings.Contains(got, "attempt") || !strings.Contains(got, "left") {
 		t.Errorf("on record: %q", got)
 	}
 }
+
+// What differs between two steps is what was done between them, in memory and on
+// disk; and a replay tells what is random from what is not.
+func TestDiffAndReplay(t *testing.T) {
+	h := newHost(t, t.TempDir())
+	h.boot("trunk")
+	h.must("create", slowly, "--snapshot", "base", "--name", "attempt", "--record", "steps")
+	h.must("exec", "attempt", "--", "sh", "-c", "echo one > /root/a; echo x > /root/gone; echo same > /root/same")
+	h.must("exec", "attempt", "--", "sh", "-c", "echo two >> /root/a; chmod 600 /root/same; rm /root/gone; echo new > /run/new; sleep 100000 > /dev/null 2>&1 & echo started")
+	h.must("exec", "attempt", "--", "cat", "/proc/sys/kernel/random/uuid")
+
+	var d struct {
+		Files []struct {
+			Path, Change, Diff string
+			What               []string
+		}
+		Processes struct{ Started, Gone []struct{ Args []string } }
+	}
+	if err := json.Unmarshal([]byte(h.must("diff", "attempt@2", "attempt@4", "-p", "-o", "json")), &d); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range d.Files {
+		got = append(got, strings.TrimSpace(f.Change+" "+f.Path+" "+strings.Join(f.What, " ")))
+		if f.Path == "/root/a" && f.Diff != "@@ -1,1 +1,2 @@\n one\n+two\n" {
+			t.Errorf("difference of /root/a: %q", f.Diff)
+		}
+	}
+	for _, want := range []string{"changed /root/a contents", "changed /root/same mode", "removed /root/gone", "added /run/new"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("%q is missing in %q", want, got)
+		}
+	}
+	if len(got) > 8 {
+		t.Errorf("much differs: %q", got)
+	}
+	if s := d.Processes.Started; len(s) != 1 || strings.Join(s[0].Args, " ") != "sleep 100000" || len(d.Processes.Gone) > 0 {
+		t.Errorf("processes: %+v", d.Processes)
+	}
+
+	h.must("replay", slowly, "attempt", "--until", "5")
+	r := h.forkvm("replay", slowly, "attempt", "-o", "json")
+	var v struct {
+		Lines []struct {
+			Line        int
+			Same        bool
+			Differences []struct{ What string }
+		}
+	}
+	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 1 || len(v.Lines) != 3 {
+		t.Fatalf("%v: %v", err, r)
+	}
+	if last := v.Lines[2]; !v.Lines[0].Same || !v.Lines[1].Same || len(last.Differences) != 1 || last.Differences[0].What != "standard output" {
+		t.Errorf("%+v", v.Lines)
+	}
+	h.must("rm", "-f", "attempt", "trunk")
+	h.must("log", "rm", "attempt")
+}
+
+// A rollout of 200 recorded steps: what a step costs beyond its command, how large
+// the journal and the layers are, and that every step boots.
+func TestRecordOf200Steps(t *testing.T) {
+	testkit.Long(t)
+	h := newHost(t, t.TempDir())
+	h.boot("trunk")
+	const steps = 200
+	h.must("create", slowly, "--snapshot", "base", "--name", "plain")
+	h.must("create", slowly, "--snapshot", "base", "--name", "attempt", "--record", "steps")
+	var plain, recorded time.Duration
+	for i := range steps {
+		script := fmt.Sprintf("echo %[1]d >> /root/steps; echo %[1]d >> /run/steps; head -c 20000 /dev/urandom > /root/data", i)
+		if i < 20 {
+			begun := time.Now()
+			h.must("exec", "plain", "--", "sh", "-c", script)
+			plain += time.Since(begun)
+		}
+		begun := time.Now()
+		h.must("exec", "attempt", "--", "sh", "-c", script)
+		recorded += time.Since(begun)
+	}
+	var rollout struct{ Lines, Operations, Steps int }
+	for line := range strings.Lines(h.must("log", "ls", "-o", "jsonl")) {
+		if strings.Contains(line, `"name":"attempt"`) {
+			if err := json.Unmarshal([]byte(line), &rollout); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if rollout.Steps != steps || rollout.Operations != steps {
+		t.Errorf("on record: %+v", rollout)
+	}
+	h.must("log", "attempt", "--verify")
+	id := h.inspect("attempt").ID
+	info, err := os.Stat(filepath.Join(h.data, "rollouts", id, "journal.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var layers int64
+	for line := range strings.Lines(h.must("snapshot", "ls", "--steps", "-o", "jsonl")) {
+		var s struct {
+			Name string
+			Own  int64 `json:"own_bytes"`
+		}
+		if err := json.Unmarshal([]byte(line), &s); err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(s.Name, id) {
+			layers += s.Own
+		}
+	}
+	t.Logf("a command: %.1f cms, with journal and step %.1f cms; journal %d KiB, %d bytes a step; layers of steps' own %d KiB a step",
+		milliseconds(plain)/20, milliseconds(recorded)/steps, info.Size()>>10, info.Size()/steps, layers/steps>>10)
+	h.must("rm", "-f", "plain")
+	for i := range steps {
+		step := fmt.Sprintf("attempt@%d", 2+2*i)
+		got := h.must("run", "--rm", slowly, step, "--", "sh", "-c", "tail -n 1 /root/steps; tail -n 1 /run/steps")
+		if want := fmt.Sprintf("%[1]d\n%[1]d\n", i); got != want {
+			t.Errorf("%s shows %q, want %q", step, got, want)
+		}
+	}
+	h.must("rm", "-f", "attempt", "trunk")
+	h.must("log", "rm", "attempt")
+	if got := h.must("snapshot", "ls", "-q", "--steps"); strings.TrimSpace(got) != "base" {
+		t.Errorf("left: %q", got)
+	}
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // forge changes a text in the one journal that has it.
 func forge(t *testing.T, dir, from, to string) {

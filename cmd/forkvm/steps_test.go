@@ -146,7 +146,7 @@ func TestTreeOfSteps(t *testing.T) {
 		Memory struct{ Changed int }
 		Disks  []struct{ Changed int }
 	}
-	if err := json.Unmarshal([]byte(h.must("diff", "a0", "a1", "-o", "json")), &d); err != nil || d.Memory.Changed == 0 || len(d.Disks) != 1 || d.Disks[0].Changed == 0 {
+	if err := json.Unmarshal([]byte(h.must("diff", "--blocks", "a0", "a1", "-o", "json")), &d); err != nil || d.Memory.Changed == 0 || len(d.Disks) != 1 || d.Disks[0].Changed == 0 {
 		t.Errorf("diff: %v, %+v", err, d)
 	}
 	// Without a name, steps are numbered.

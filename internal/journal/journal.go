@@ -85,6 +85,9 @@ func (j *Journal) append(event string, data any) (Head, error) {
 	}
 	defer unlock()
 	torn, err := j.catchUp()
+	// Room is reserved for the lines after this one: what fills the disk, a guest's
+	// writes perhaps, should be on record.
+	defer j.reserve()
 	if err != nil {
 		return Head{}, err
 	}
@@ -116,6 +119,43 @@ func (j *Journal) now() time.Time {
 		return j.Now()
 	}
 	return time.Now()
+}
+
+// How much room is reserved behind the last line, and how little may be left of it,
+// in bytes.
+const (
+	reserved    = 32 << 10
+	minReserved = 16 << 10
+)
+
+// reserve takes room on the disk for more lines. Where there is none, or the file
+// system knows no such thing, lines are written as long as they can be.
+func (j *Journal) reserve() {
+	var st unix.Stat_t
+	if unix.Fstat(int(j.file.Fd()), &st) != nil || st.Blocks*512-st.Size >= minReserved {
+		return
+	}
+	_ = unix.Fallocate(int(j.file.Fd()), unix.FALLOC_FL_KEEP_SIZE, st.Size, reserved)
+}
+
+// Finish gives the room back that is reserved for more lines. More may be added all
+// the same.
+func (j *Journal) Finish() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	unlock, err := lock(j.file, unix.LOCK_EX)
+	if err != nil {
+		return fmt.Errorf("finish journal (%s): %w", j.rollout, err)
+	}
+	defer unlock()
+	info, err := j.file.Stat()
+	if err == nil {
+		err = j.file.Truncate(info.Size()) // frees what is allocated behind the end
+	}
+	if err != nil {
+		return fmt.Errorf("finish journal (%s): %w", j.rollout, err)
+	}
+	return nil
 }
 
 // lock waits for the journal's lock. Its holders write one line and let go.

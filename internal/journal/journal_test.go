@@ -285,6 +285,37 @@ func TestNoSpaceForALine(t *testing.T) {
 	}
 }
 
+// There is room for some lines when nothing else fits on the disk, until the journal
+// is finished.
+func TestReservedRoom(t *testing.T) {
+	j := create(t)
+	blocks := func() int64 {
+		var st unix.Stat_t
+		if err := unix.Stat(filepath.Join(j.dir, fileName), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Blocks * 512
+	}
+	for range 200 {
+		before := blocks()
+		size := len(contents(t, j))
+		if size > 0 && before-int64(size) < minReserved {
+			t.Skipf("this file system reserves no room: %d bytes, %d on disk", size, before)
+		}
+		add(t, j, "exec", Operation{ID: strings.Repeat("x", 300)})
+	}
+	if err := j.Finish(); err != nil {
+		t.Fatal(err)
+	}
+	if size := int64(len(contents(t, j))); blocks() > size+4096 {
+		t.Errorf("%d bytes take %d", size, blocks())
+	}
+	add(t, j, EventVerdict, Verdict{})
+	if lines, _, err := readAll(contents(t, j)); err != nil || len(lines) != 201 {
+		t.Errorf("%d lines: %v", len(lines), err)
+	}
+}
+
 // Nobody goes on with a journal whose end is damaged.
 func TestDamagedEndIsNotContinued(t *testing.T) {
 	j := create(t)
@@ -398,4 +429,29 @@ func FuzzReader(f *testing.F) {
 			_ = l.Decode(new(Operation))
 		}
 	})
+}
+
+func BenchmarkAppend(b *testing.B) {
+	dir := b.TempDir()
+	if _, err := Create(dir, rollout); err != nil {
+		b.Fatal(err)
+	}
+	op := Operation{Args: []proto.Text{"sh", "-c", "make test"}}
+	done := Done{Of: 2, Result: &Result{ExitCode: 2, DurationMS: 40}, Stdout: &Contents{SHA256: sum(nil), Bytes: 9, Text: "3 passed\n"}}
+	for b.Loop() {
+		// As an operation of the guest agent does it.
+		j, err := Open(dir, rollout)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := j.Append("exec", op); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := j.Append(EventDone, done); err != nil {
+			b.Fatal(err)
+		}
+		if err := j.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 // inlineLimit is how much text a line holds itself, in bytes.
@@ -50,7 +52,8 @@ func (t *Tap) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Contents stores what is kept and says what there was.
+// Contents stores what is kept and says what there was. When the disk is full nothing
+// is kept.
 func (t *Tap) Contents() (*Contents, error) {
 	c := &Contents{
 		SHA256: hex.EncodeToString(t.hash.Sum(nil)), Bytes: t.bytes,
@@ -64,7 +67,13 @@ func (t *Tap) Contents() (*Contents, error) {
 	if c.Truncated {
 		c.File = sum(t.kept)
 	}
-	return c, t.journal.store(c.File, t.kept)
+	err := t.journal.store(c.File, t.kept)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		// What there was is known all the same.
+		c.File, c.KeptBytes, c.Truncated = "", 0, true
+		return c, nil
+	}
+	return c, err
 }
 
 // store makes a kept file, complete or not at all.

@@ -76,7 +76,7 @@ type observer struct{ vm *VM }
 // looks are operations that change nothing in a guest.
 var looks = map[string]bool{
 	proto.OpPing: true, proto.OpGet: true, proto.OpGetTree: true, proto.OpStat: true, proto.OpList: true,
-	proto.OpUsage: true, proto.OpCommands: true,
+	proto.OpUsage: true, proto.OpCommands: true, proto.OpScan: true, proto.OpSurvey: true,
 	proto.OpRenew: true, // the VM's process asks for it, and each reset and fork is an event
 }
 
@@ -122,6 +122,8 @@ func operation(id string, params any) journal.Operation {
 		op.Path, op.Mode, op.User = p.Path, p.Mode, p.User
 	case proto.PutTreeRequest:
 		op.Path, op.Owners = p.Path, p.Owners
+	case proto.VacateRequest:
+		op.Path, op.Mode, op.User = p.Path, p.Mode, p.User
 	case proto.RemoveRequest:
 		op.Path, op.Recursive = p.Path, p.Recursive
 	case proto.MoveRequest:

@@ -114,8 +114,12 @@ func (r *Rollout) Note(event string, data any) (journal.Head, error) {
 	}
 	defer j.Close()
 	head, err := j.Append(event, data)
-	if err == nil && (event == journal.EventSnapshot || event == journal.EventVerdict) {
+	switch {
+	case err != nil:
+	case event == journal.EventSnapshot, event == journal.EventVerdict:
 		err = j.Sync()
+	case event == journal.EventRemoved:
+		err = j.Finish()
 	}
 	if err != nil {
 		return head, failure.As(failure.Internal, err)

@@ -19,6 +19,8 @@ type diffView struct {
 	UnitBytes int        `json:"unit_bytes"`
 	Memory    diffPart   `json:"memory"`
 	Disks     []diffPart `json:"disks"`
+	// What programs see; not there with --blocks.
+	*stateDiff
 }
 
 // diffPart is the difference of the memories or of one disk, in pages or blocks.
@@ -51,22 +53,35 @@ func viewOfRanges(disk string, ranges []layer.Range) diffPart {
 }
 
 func (a *app) diffVerb() *cobra.Command {
+	var blocks, texts bool
 	cmd := &cobra.Command{
-		Use:     "diff [flags] SNAPSHOT SNAPSHOT",
-		Short:   "Say how much two snapshots differ; with -o json, in which pages and blocks",
-		Example: "  forkvm diff step-3 step-4\n  forkvm diff step-3 step-4 -o json",
+		Use:   "diff [flags] SNAPSHOT SNAPSHOT",
+		Short: "Say what differs between two snapshots: pages, blocks, files, processes",
+		Long: "Say what differs between two snapshots or steps of rollouts. Pages of memory and blocks\n" +
+			"of disks are compared as they are stored; files and processes in a VM that is made of\n" +
+			"each, for as long as that takes.",
+		Example: "  forkvm diff step-3 step-4\n  forkvm diff attempt-7@12 attempt-7@14 -p\n  forkvm diff step-3 step-4 --blocks -o json",
 		Args:    needs("SNAPSHOT", "SNAPSHOT"),
 	}
+	cmd.Flags().BoolVar(&blocks, "blocks", false, "compare pages and blocks only, and start no VM")
+	cmd.Flags().BoolVarP(&texts, "patch", "p", false, "show what differs in files that are text")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, names []string) error {
+		if blocks && texts {
+			return usagef("--patch is about files, and --blocks leaves them out")
+		}
 		var d *store.Difference
+		var states *stateDiff
 		err := a.spin("comparing", func() (err error) {
-			d, err = n.DiffSnapshots(ctx, names[0], names[1])
+			if d, err = n.DiffSnapshots(ctx, names[0], names[1]); err == nil && !blocks {
+				states, err = a.diffStates(ctx, n, [2]string(names), texts)
+			}
 			return err
 		})
 		if err != nil {
 			return err
 		}
 		v := viewOfDifference(names[0], names[1], d)
+		v.stateDiff = states
 		if a.format.Machine() {
 			return output.WriteObject(a.Stdout, a.format, v)
 		}
@@ -97,5 +112,14 @@ func (a *app) printDifference(v diffView) error {
 			parts.Items = append(parts.Items, p)
 		}
 	}
-	return parts.Write(a.Stdout, a.format)
+	if err := parts.Write(a.Stdout, a.format); err != nil || v.stateDiff == nil {
+		return err
+	}
+	if a.format == output.Name {
+		for _, f := range v.Files {
+			fmt.Fprintln(a.Stdout, output.Visible(f.Path))
+		}
+		return nil
+	}
+	return a.printStates(v.stateDiff)
 }

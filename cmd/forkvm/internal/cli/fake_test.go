@@ -185,6 +185,8 @@ func (n *fakeNode) List() ([]VM, error) {
 }
 
 func (n *fakeNode) Find(ref string) (VM, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	for _, vm := range n.vms {
 		if !vm.removed && (vm.record.Name == ref || vm.record.ID == ref) {
 			return vm, nil
@@ -609,6 +611,39 @@ func (vm *fakeVM) Usage(context.Context) (client.Usage, error) {
 		Root:   proto.FileSystemUsage{TotalBytes: 4 << 30, AvailableBytes: 1 << 30},
 		Agent:  proto.AgentHealth{Version: "1.2.3", ResidentBytes: 5 << 20, Protected: true, Containment: "cgroup", MemoryController: true},
 	}, nil
+}
+
+// Scan finds the files that the VM has, and others by the snapshot that it is of.
+func (vm *fakeVM) Scan(context.Context, string) (*client.Scan, error) {
+	s := &client.Scan{ScanResult: client.ScanResult{RenewedNS: 1000, RenewedTicks: 50}}
+	add := func(path, contents string, ctime int64, change func(*client.ScannedFile)) {
+		vm.files[path] = contents
+		f := client.ScannedFile{Path: proto.Text(path), FileInfo: proto.FileInfo{Kind: proto.KindFile, Size: int64(len(contents)), Mode: 0o644}, CtimeNS: ctime}
+		if change != nil {
+			change(&f)
+		}
+		s.Files = append(s.Files, f)
+	}
+	add("/root/same", "same", 1, nil)
+	add("/var/log/\x1b[31mlog", "x", 1001, nil)
+	s.Processes = []client.ProcessInfo{
+		{PID: 1, Name: "init", Args: []proto.Text{"/sbin/init"}},
+		{PID: 90, Start: 51, Name: "since", Args: []proto.Text{"since"}},
+	}
+	if vm.record.Snapshot == "step-1" {
+		add("/root/old", "1\n", 2, nil)
+		add("/root/text", "a\nb\nc\n", 2, nil)
+		add("/root/touched", "t", 2, nil)
+		add("/root/program", "p", 2, nil)
+		s.Processes = append(s.Processes, client.ProcessInfo{PID: 40, Parent: 1, Start: 9, Name: "sleep", Args: []proto.Text{"sleep", "100"}})
+		return s, nil
+	}
+	add("/root/new", "\xff\xfe", 3, nil)
+	add("/root/text", "a\nx\nc\n", 3, nil)
+	add("/root/touched", "t", 3, nil)
+	add("/root/program", "p", 3, func(f *client.ScannedFile) { f.Mode, f.UID = 0o4755, 7 })
+	s.Processes = append(s.Processes, client.ProcessInfo{PID: 41, Parent: 1, Start: 12, Name: "\x1bmake"})
+	return s, nil
 }
 
 // WaitFor finds that files are missing.

@@ -133,6 +133,7 @@ type Guest interface {
 	Commands
 	Files
 	Usage(ctx context.Context) (client.Usage, error)
+	Scan(ctx context.Context, dir string) (*client.Scan, error)
 	// WaitFor waits until the guest has reached some conditions.
 	WaitFor(ctx context.Context, conditions ...client.Condition) error
 	// Relay connects conn with a socket in the guest.

@@ -96,7 +96,8 @@ func (h *history) add(l *journal.Line, raw []byte) error {
 // isOperation says whether an event is one of the guest agent's operations.
 func isOperation(event string) bool {
 	switch event {
-	case proto.OpExec, proto.OpPut, proto.OpPutTree, proto.OpRemove, proto.OpMove, proto.OpSignal, proto.OpConnect, proto.OpShutdown:
+	case proto.OpExec, proto.OpPut, proto.OpPutTree, proto.OpRemove, proto.OpMove, proto.OpSignal, proto.OpConnect, proto.OpShutdown,
+		proto.OpQuiesce, proto.OpVacate:
 		return true
 	}
 	return false

@@ -118,18 +118,17 @@ func (b *bootFlags) bring(ctx context.Context, n Node, from string) (VM, error) 
 	return bring(ctx, n, from, o)
 }
 
-// bring starts a VM from an image or, if there is none of that name, from a snapshot
-// or a rollout's step.
+// bring starts a VM from a rollout's step (ROLLOUT@LINE), an image or, if there is
+// none of that name, from a snapshot.
 func bring(ctx context.Context, n Node, from string, o node.Options) (VM, error) {
-	vm, err := n.Boot(ctx, from, o)
-	if !failure.Is(err, failure.ImageNotFound) {
-		return vm, err
-	}
-	if _, missing := n.InspectSnapshot(from); missing != nil {
-		if !strings.Contains(from, "@") {
+	if !strings.Contains(from, "@") {
+		vm, err := n.Boot(ctx, from, o)
+		if !failure.Is(err, failure.ImageNotFound) {
+			return vm, err
+		}
+		if _, missing := n.InspectSnapshot(from); missing != nil {
 			return nil, err
 		}
-		return nil, missing
 	}
 	if o.CPUs != defaultCPUs || o.MemoryBytes != defaultMemory || o.CommandLine != "" {
 		return nil, usagef("--cpus, --memory, --kernel-args: a VM from a snapshot has what the snapshot had")
