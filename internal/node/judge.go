@@ -2,11 +2,13 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
 )
 
@@ -40,7 +42,20 @@ func (vm *VM) Judge(ctx context.Context, r Judging) (*judge.Verdict, error) {
 	if err != nil {
 		return nil, failure.As(failure.InvalidArgument, err)
 	}
+	if err := vm.noteVerdict(v); err != nil {
+		return nil, err
+	}
 	return v, nil
+}
+
+// noteVerdict puts a verdict on record.
+func (vm *VM) noteVerdict(v *judge.Verdict) error {
+	evidence, err := json.Marshal(v)
+	if err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("record verdict on vm (%s): %w", vm.Name, err))
+	}
+	_, err = vm.Note(journal.EventVerdict, journal.Verdict{Task: v.Task, Outcome: string(v.Outcome), Reward: v.Reward, Evidence: evidence})
+	return err
 }
 
 // judgePrefix begins the names of VMs in which is judged.
@@ -71,7 +86,7 @@ type judgeMachines struct {
 }
 
 func (m *judgeMachines) options() Options {
-	return Options{Name: judgePrefix + newID(), Time: m.vm.Identity.Time, Attached: true}
+	return Options{Name: judgePrefix + newID(), Time: m.vm.Identity.Time, Attached: true, Recording: RecordNone}
 }
 
 // Fork implements judge.Machines.
