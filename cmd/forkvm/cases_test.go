@@ -86,7 +86,7 @@ func TestCaseE5(t *testing.T) {
 	// (4) It goes while clones are made from it.
 	tries := 2
 	if !testing.Short() {
-		tries = 200
+		tries = 60
 	}
 	h.removeWhileRestoring("one", tries, want)
 
