@@ -123,15 +123,13 @@ func (t *tour) run() error {
 // build boots the image and freezes it as the task's snapshot.
 func (t *tour) build() error {
 	t.say("Build the environment once: boot, wait for PostgreSQL, warm up, freeze.")
-	if _, err := t.forkvm("create", "--name", "builder", "--cpus", "1", "--memory", "768M", "--ready-timeout", "10m", imageName); err != nil {
+	// systemd starts the database; it is there when it answers a query.
+	_, err := t.forkvm("create", "--name", "builder", "--cpus", "1", "--memory", "768M", "--ready-timeout", "10m",
+		"--ready", "unit:postgresql.service", "--ready", "command:psql -qAt -c 'SELECT count(*) FROM accounts' ledger", imageName)
+	if err != nil {
 		return err
 	}
 	t.vms = append(t.vms, "builder")
-	// systemd starts the database; it is there when it answers a query.
-	wait := `for i in $(seq 600); do psql -qAt -c 'SELECT count(*) FROM accounts' ledger 2>/dev/null && exit; sleep 1; done; exit 1`
-	if _, err := t.forkvm("exec", "-u", "dev", "builder", "--", "sh", "-c", wait); err != nil {
-		return fmt.Errorf("PostgreSQL does not answer: %w", err)
-	}
 	// One run before the freeze leaves the interpreter and its modules in the
 	// page cache, and every clone starts with it.
 	if _, err := t.test("builder"); err != nil {
@@ -143,7 +141,7 @@ func (t *tour) build() error {
 	if _, err := t.forkvm("snapshot", "builder", task, "--task", task, "--ready", interpreterReady); err != nil {
 		return err
 	}
-	_, err := t.forkvm("kill", "builder")
+	_, err = t.forkvm("kill", "builder")
 	return err
 }
 

@@ -84,7 +84,7 @@ type cloneFlags struct {
 func (c *cloneFlags) add(f *pflag.FlagSet) {
 	c.time = machine.TimeHost
 	f.Var(choice[machine.Time]{&c.time, []machine.Time{machine.TimeHost, machine.TimeFrozen}}, "time", "what the guest's clock shows: the host's time, or time that goes on from the snapshot")
-	f.DurationVar(&c.readyTimeout, "ready-timeout", node.DefaultReadyTimeout, "how long to wait for the guest agent")
+	f.DurationVar(&c.readyTimeout, "ready-timeout", node.DefaultReadyTimeout, "how long to wait for the guest agent, and then for --ready where there is one")
 	f.Var(&c.headroom, "headroom", "memory that the control group's limit must leave for each VM; 0: do not look")
 	f.Var(choice[node.Recording]{&c.recording, []node.Recording{node.RecordNone, node.RecordJournal, node.RecordSteps}}, "record",
 		"what is kept of what is done to the VM: nothing, a journal (the default), or a snapshot of each step, too; a fork has what its parent has")
@@ -101,6 +101,7 @@ type bootFlags struct {
 	cpus    int
 	memory  output.Bytes
 	cmdline string
+	ready   readyFlags
 }
 
 func (b *bootFlags) add(f *pflag.FlagSet) {
@@ -110,6 +111,7 @@ func (b *bootFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&b.cpus, "cpus", defaultCPUs, fmt.Sprintf("number of vCPUs, 1 to %d", vmm.MaxCPUs))
 	f.VarP(&b.memory, "memory", "m", "RAM of the guest, such as 512M or 6G")
 	f.StringVar(&b.cmdline, "kernel-args", "", "added to the kernel's command line")
+	b.ready.addConditions(f)
 }
 
 func (b *bootFlags) options() (node.Options, error) {
@@ -147,14 +149,14 @@ func (a *app) createVerb() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.created(n.Boot(ctx, args[0], o))
+			return a.created(flags.start(ctx, func() (VM, error) { return n.Boot(ctx, args[0], o) }))
 		}
 		for _, name := range []string{"cpus", "memory", "kernel-args"} {
 			if cmd.Flags().Changed(name) {
 				return usagef("--%s: a VM from a snapshot has what the snapshot had", name)
 			}
 		}
-		return a.created(n.Restore(ctx, from, flags.cloneFlags.options(flags.name)))
+		return a.created(flags.start(ctx, func() (VM, error) { return n.Restore(ctx, from, flags.cloneFlags.options(flags.name)) }))
 	})
 	a.withQuiet(cmd, "print the id only (it is all that is printed anyway)")
 	return a.withOutput(cmd)
@@ -166,6 +168,24 @@ func (a *app) created(vm VM, err error) error {
 		return err
 	}
 	return a.showCreated(vm)
+}
+
+// start makes a VM and waits for what --ready says. One that does not get there in
+// time does not stay.
+func (b *bootFlags) start(ctx context.Context, make func() (VM, error)) (VM, error) {
+	conditions, err := b.ready.parse()
+	if err != nil {
+		return nil, err
+	}
+	vm, err := make()
+	if err != nil {
+		return nil, err
+	}
+	b.ready.timeout = b.readyTimeout
+	if err := b.ready.wait(ctx, vm, conditions); err != nil {
+		return nil, errors.Join(err, end(ctx, vm, true))
+	}
+	return vm, nil
 }
 
 // showCreated prints the id of a VM that was just made, or all of it.

@@ -18,9 +18,14 @@ type readyFlags struct {
 	timeout    time.Duration
 }
 
+// add adds the flags of what waits for nothing else.
 func (r *readyFlags) add(f *pflag.FlagSet) {
-	f.StringArrayVar(&r.conditions, "ready", nil, "wait first for command:SCRIPT, port:NUMBER-OR-PATH, file:PATH or unit:NAME; all of them, if there are several")
+	r.addConditions(f)
 	f.DurationVar(&r.timeout, "ready-timeout", node.DefaultReadyTimeout, "how long to wait for --ready")
+}
+
+func (r *readyFlags) addConditions(f *pflag.FlagSet) {
+	f.StringArrayVar(&r.conditions, "ready", nil, "wait for command:SCRIPT, port:NUMBER-OR-PATH, file:PATH or unit:NAME; all of them, if there are several")
 }
 
 func (r *readyFlags) parse() ([]client.Condition, error) {

@@ -102,7 +102,7 @@ func (a *app) runForeground(ctx context.Context, n Node, image string, boot *boo
 	if remove && o.Recording == "" {
 		o.Recording = node.RecordNone // nothing is to be left
 	}
-	vm, err := bring(ctx, n, image, o)
+	vm, err := boot.start(ctx, func() (VM, error) { return bring(ctx, n, image, o) })
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (b *bootFlags) bring(ctx context.Context, n Node, from string) (VM, error) 
 	if err != nil {
 		return nil, err
 	}
-	return bring(ctx, n, from, o)
+	return b.start(ctx, func() (VM, error) { return bring(ctx, n, from, o) })
 }
 
 // bring starts a VM from a rollout's step (ROLLOUT@LINE), an image or, if there is
