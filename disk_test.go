@@ -408,22 +408,34 @@ func TestCaseC5(t *testing.T) {
 // TestCaseE7 has commands take more memory than the guest has: the kernel ends
 // them and not the guest agent, whose answer says what happened.
 func TestCaseE7(t *testing.T) {
-	hogs := map[string]string{"one process": "exec guestload hog -size 1024"}
-	if !testing.Short() {
-		// Together eight times what there is, all of them at it for a while.
-		hogs["many processes"] = "for i in $(seq 80); do head -c 20971520 /dev/zero | tail -c 20971520 | sleep 3 & done; wait; kill -9 $$"
-		hogs["memory file system"] = "mount -t tmpfs -o size=1g none /mnt && exec dd if=/dev/zero of=/mnt/full bs=1M count=1000"
-		hogs["fork bomb"] = "b() { b | b; }; b | b & exec guestload hog -size 1024"
+	if testing.Short() {
+		ctx := begin(t)
+		st, name := parent(t, ctx, 1)
+		outOfMemory(t, ctx, restore(t, ctx, st, name, forkvm.Config{Name: "hungry"}), guestMemory, "exec guestload hog -size 1024")
+		return
 	}
-	for what, script := range hogs {
-		t.Run(what, func(t *testing.T) { outOfMemory(t, script) })
+	const memory = 512 << 20
+	for what, script := range map[string]string{
+		"one process": "exec guestload hog -size 2048",
+		// All of them at it for a while.
+		"many processes":     "for i in $(seq 200); do head -c 20971520 /dev/zero | tail -c 20971520 | sleep 3 & done; wait; kill -9 $$",
+		"memory file system": "mount -t tmpfs -o size=2g none /mnt && exec dd if=/dev/zero of=/mnt/full bs=1M count=2000",
+		"fork bomb":          "b() { b | b; }; b | b & exec guestload hog -size 2048",
+	} {
+		t.Run(what, func(t *testing.T) {
+			ctx := begin(t)
+			vm, err := forkvm.Boot(ctx, openImage(t, "disk"), config(t, forkvm.Config{Name: "hungry", MemoryBytes: memory}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			closeAtEnd(t, vm)
+			putProgram(t, ctx, vm)
+			outOfMemory(t, ctx, vm, memory, script)
+		})
 	}
 }
 
-func outOfMemory(t *testing.T, script string) {
-	ctx := begin(t)
-	st, name := parent(t, ctx, 1)
-	vm := restore(t, ctx, st, name, forkvm.Config{Name: "hungry"})
+func outOfMemory(t *testing.T, ctx context.Context, vm *forkvm.VM, memory int64, script string) {
 	if got := sh(t, ctx, vm, "cat /proc/1/oom_score_adj /proc/self/oom_score_adj"); got != "-1000\n0" {
 		t.Errorf("scores of the guest agent and of a command: %q", got)
 	}
@@ -448,8 +460,8 @@ func outOfMemory(t *testing.T, script string) {
 	if exit := vm.Exit(); exit != nil {
 		t.Errorf("the machine has ended: %v", exit)
 	}
-	if kept, most := residentBytes(t), int64(guestMemory+64<<20); kept > most {
-		t.Errorf("the machine's process holds %d MiB, the guest has %d", kept>>20, guestMemory>>20)
+	if kept, most := residentBytes(t), memory+64<<20; kept > most {
+		t.Errorf("the machine's process holds %d MiB, the guest has %d", kept>>20, memory>>20)
 	}
 }
 

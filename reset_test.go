@@ -1,9 +1,15 @@
 package forkvm_test
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -11,7 +17,6 @@ import (
 
 	"github.com/forkvm/forkvm"
 	"github.com/forkvm/forkvm/agent/client"
-	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -41,7 +46,7 @@ find / -xdev ! -name machine-id ! -path /etc ! -path /proc | sort | xargs stat -
 find /tmp /run /dev/shm -type f ! -path '/run/forkvm/*' | sort | xargs -r sha256sum
 ls -A /dev /sys/fs/cgroup
 ps -o pid,ppid,args | grep -v -e ps -e grep -e '/bin/sh -c' -e '\[kworker' -e sort -e find
-find /proc/sys -type f ! -path '/proc/sys/kernel/random/*' ! -name ns_last_pid ! -name '*-state' ! -name '*-nr' ! -path '/proc/sys/fs/quota/*' ! -name netdev_rss_key ! -name tcp_fastopen_key -perm -400 2>/dev/null | sort | while read f; do echo "$f $(cat $f 2>/dev/null | tr '\n' ' ')"; done
+find /proc/sys -type f ! -path '/proc/sys/kernel/random/*' ! -name ns_last_pid ! -name '*-state' ! -name '*-nr' ! -path '/proc/sys/fs/quota/*' ! -name netdev_rss_key ! -name tcp_fastopen_key -perm -400 2>/dev/null | sort | xargs grep -sH '' | grep -v -e /proc/sys/kernel/ns_last_pid
 cat /proc/self/mountinfo | cut -d' ' -f5-
 cut -d' ' -f1-3 /proc/modules
 cat /proc/sysvipc/shm /proc/sysvipc/msg /proc/sysvipc/sem
@@ -49,25 +54,97 @@ awk '{ print $2, $4, $5, $6, $7, $8, $9 }' /proc/keys
 ip addr; ip route; cat /proc/net/unix | wc -l
 cat /proc/1/environ | tr '\0' '\n'; hostname; cat /proc/sys/kernel/tainted`
 
-// TestCaseH5 lets an episode leave traces everywhere. After a reset the next one
-// finds what a clone finds that never had an episode before it.
+// secret is what an episode has written all over its memory and its disk.
+const secret = "what the last episode knew "
+
+// TestCaseH5 lets an episode leave traces everywhere. The next one finds what a
+// clone finds that never had an episode before it: after a reset, in a new clone,
+// and after a crash. Nothing of it is in the other's memory or disk, and the
+// snapshot is what it was. What a reset that cannot be finished ends in is tested in
+// internal/machine.
 func TestCaseH5(t *testing.T) {
-	testkit.Long(t)
 	ctx := begin(t)
 	st, name := parent(t, ctx, 1)
 	first := restore(t, ctx, st, name, forkvm.Config{Name: "episode"})
 	want := sh(t, ctx, first, inventory)
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	template := hashTree(t, filepath.Join(st.Path(), "snapshots", name))
 	vm := restore(t, ctx, st, name, forkvm.Config{Name: "episode"})
-	for episode := range 2 {
-		sh(t, ctx, vm, traces)
-		if sh(t, ctx, vm, "cat /dev/shm/trace /mnt/trace/trace; grep -c trace /etc/passwd") != "trace\ntrace\n1" {
-			t.Error("the episode left no traces")
-		}
+	for episode := range full(2, 1) {
+		leaveTraces(t, ctx, vm)
 		if err := vm.Reset(ctx); err != nil {
 			t.Fatal(err)
 		}
 		compareLines(t, fmt.Sprintf("episode %d", episode+2), sh(t, ctx, vm, inventory), want)
 	}
+	noSecrets(t, ctx, vm, "a reset")
+	if testing.Short() {
+		return
+	}
+	leaveTraces(t, ctx, vm)
+	sh(t, ctx, vm, "(sleep 0.2; echo c > /proc/sysrq-trigger) >/dev/null 2>&1 & true")
+	<-vm.Done()
+	if err := vm.Reset(ctx); err == nil {
+		t.Error("a machine that has crashed was reset")
+	}
+	if err := vm.Close(); err != nil {
+		t.Error(err)
+	}
+	next := restore(t, ctx, st, name, forkvm.Config{Name: "episode"})
+	compareLines(t, "a clone after a crash", sh(t, ctx, next, inventory), want)
+	noSecrets(t, ctx, next, "a clone after a crash")
+	if hashTree(t, filepath.Join(st.Path(), "snapshots", name)) != template {
+		t.Error("the snapshot has changed under its clones")
+	}
+}
+
+func leaveTraces(t *testing.T, ctx context.Context, vm *forkvm.VM) {
+	t.Helper()
+	// The secret comes from two halves, so that no command line has it.
+	sh(t, ctx, vm, fmt.Sprintf("yes '%s'\"'%s'\" | head -c 4000000 | tee /dev/shm/secret >/root/secret; sync; ", secret[:9], secret[9:])+traces)
+	if sh(t, ctx, vm, "cat /dev/shm/trace /mnt/trace/trace; grep -c trace /etc/passwd") != "trace\ntrace\n1" {
+		t.Error("the episode left no traces")
+	}
+}
+
+// noSecrets looks for the secret in all memory and all of the disk that a machine
+// does not have from its snapshot.
+func noSecrets(t *testing.T, ctx context.Context, vm *forkvm.VM, what string) {
+	t.Helper()
+	own := openStore(t)
+	takeSnapshot(t, ctx, vm, own, "searched")
+	err := filepath.WalkDir(filepath.Join(own.Path(), "snapshots", "searched"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if bytes.Contains(data, []byte(secret)) {
+			t.Errorf("%s: %s has what the last episode wrote", what, d.Name())
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hashTree is one hash of all files below a directory.
+func hashTree(t *testing.T, dir string) (sum [sha256.Size]byte) {
+	t.Helper()
+	all := sha256.New()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			hash := hashFile(t, path)
+			fmt.Fprintf(all, "%s %x\n", d.Name(), hash)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return [sha256.Size]byte(all.Sum(nil))
 }
 
 // compareLines names the lines that one text has and the other has not.

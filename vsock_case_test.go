@@ -130,7 +130,7 @@ func TestCaseB1(t *testing.T) {
 	startLoad(t, ctx, vm)
 	sh(t, ctx, vm, fmt.Sprintf("setsid guestload storm -port %d >/run/storm.log 2>&1 & true", hostPort))
 	load := startStorm(ctx, vm, 4)
-	for round := range full(50, 4) {
+	for round := range full(50, 2) {
 		time.Sleep(rand.N(100 * time.Millisecond))
 		c := forkvm.Config{Name: fmt.Sprintf("clone-%d", round), Connect: host.connect}
 		var clone *forkvm.VM
@@ -341,7 +341,7 @@ func TestCaseB3(t *testing.T) {
 	ctx := begin(t)
 	p := startPeer(t, ctx)
 	startLoad(t, ctx, p.vm)
-	rounds, fresh := full(100, 4), full(20, 4)
+	rounds, fresh := full(100, 2), full(20, 2)
 	const piece = 128 << 10
 	all := int64(rounds * piece)
 	var streams []*pacedStream
@@ -411,7 +411,7 @@ func TestCaseB4(t *testing.T) {
 	t.Run("early", func(t *testing.T) { either(t, func(t *testing.T, call bool) { p.early(t, ctx, call) }) })
 	// Connections have descriptors here; the device's table would be full (devices/vsock
 	// has a limit of 1,024) long before the end if they stayed in it.
-	cycles := full(10_000, 40)
+	cycles := full(10_000, 15)
 	run := func(n int) {
 		for i := range n {
 			call := i%2 == 0
@@ -529,14 +529,14 @@ func TestCaseB5(t *testing.T) {
 	p := startPeer(t, ctx)
 	t.Run("slow readers", func(t *testing.T) {
 		either(t, func(t *testing.T, call bool) {
-			p.exchange(t, ctx, call, int64(full(1<<30, 4<<20)), 10*time.Millisecond)
+			p.exchange(t, ctx, call, int64(full(1<<30, 1<<20)), 10*time.Millisecond)
 		})
 	})
 	t.Run("counters wrap", func(t *testing.T) {
 		testkit.Long(t) // in a short run package devices/vsock has it, with counters that begin just below
 		p.exchange(t, ctx, false, 4<<30+1<<20, 0)
 	})
-	t.Run("stopped guest", func(t *testing.T) { p.stoppedGuest(t, ctx, full(200_000, 20_000)) })
+	t.Run("stopped guest", func(t *testing.T) { p.stoppedGuest(t, ctx, full(200_000, 5_000)) })
 	t.Run("stopped host", func(t *testing.T) { p.stoppedHost(t, ctx) })
 }
 
