@@ -27,6 +27,8 @@ var budget = []limit{
 	{"step_pause", "step snapshot: pause, 1,000 pages dirtied", CMS, 3, highest},
 	{"ram_scaling", "any of these: 8 GiB of guest RAM against 512 MiB", Ratio, 1.1, highest},
 	{"burst100_ratio", "100 creates at once against 100 single ones", Ratio, 1.1, highest},
+	{"exec_true", "a command (true) in a guest in use, until its result is there", CMS, 12, p99},
+	{"ping", "a question to the guest agent, until its answer is there", CMS, 0.6, p99},
 	{"clone_private", "private memory of an idle clone, its process included", MiB, 6, highest},
 }
 

@@ -1,13 +1,12 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
@@ -34,6 +33,9 @@ type SceneConfig struct {
 	Firmware string
 	// Firecracker is the program; empty: there is none.
 	Firecracker string
+	// SSHD is a directory with what a guest needs for sshd at the place where it
+	// belongs, guestload beside it; empty: there is none.
+	SSHD string
 }
 
 // scene is a host with an image, a snapshot for each size of RAM that has been
@@ -130,15 +132,7 @@ func remove(ctx context.Context, vms ...*node.VM) error {
 
 // run runs a command in a guest, which has to succeed.
 func run(ctx context.Context, vm *node.VM, command ...string) error {
-	var said bytes.Buffer
-	result, err := vm.Agent().Exec(ctx, client.Command{Args: command, Stdout: &said, Stderr: &said})
-	if err != nil {
-		return fmt.Errorf("%s: %w", strings.Join(command, " "), err)
-	}
-	if result.ExitCode != 0 {
-		return fmt.Errorf("%s: exit code %d: %s", strings.Join(command, " "), result.ExitCode, &said)
-	}
-	return nil
+	return succeed(ctx, vm.Agent(), client.Command{Args: command, Stdout: io.Discard})
 }
 
 // overhead is about how many pages a command dirties that does nothing.

@@ -18,8 +18,8 @@ import (
 )
 
 type options struct {
-	image, forkvm, work, out, only, firmware, firecracker string
-	creates, rounds, clones                               int
+	image, forkvm, work, out, only, firmware, firecracker, sshd string
+	creates, rounds, clones                                     int
 }
 
 func main() {
@@ -31,6 +31,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "measure only what matches `regexp`, such as ^create")
 	flag.StringVar(&o.firmware, "firmware", "", "`directory` of QEMU's firmware, if it is not where QEMU was built for")
 	flag.StringVar(&o.firecracker, "firecracker", "", "Firecracker's `program`, if there is one")
+	flag.StringVar(&o.sshd, "sshd", "", "`directory` with sshd and what it needs in a guest, if there is one")
 	flag.IntVar(&o.creates, "creates", 100, "`number` of creates")
 	flag.IntVar(&o.rounds, "rounds", 10, "`number` of repetitions of anything else")
 	flag.IntVar(&o.clones, "clones", 0, "start this `number` of clones of a small guest instead, and keep them all")
@@ -55,7 +56,7 @@ func measure(ctx context.Context, o options) error {
 	defer os.RemoveAll(dir)
 	scene := bench.SceneConfig{
 		Image: o.image, Dir: dir, Command: []string{o.forkvm, "vm"},
-		Firmware: o.firmware, Firecracker: o.firecracker,
+		Firmware: o.firmware, Firecracker: o.firecracker, SSHD: o.sshd,
 	}
 	if o.clones > 0 {
 		return bench.Clones(ctx, scene, o.clones, os.Stdout)

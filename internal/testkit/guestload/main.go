@@ -9,8 +9,8 @@
 //
 // With the name of a probe as first argument it does one small thing instead
 // that tests need in a guest: draw (randomness), connect (to the host), peer and
-// storm (connections), tls (handshakes), random (disk writes), hog (memory), traces
-// (in the kernel), attach (to other processes), now.
+// storm (connections), spawn (servers), tls (handshakes), random (disk writes), hog
+// (memory), traces (in the kernel), attach (to other processes), now.
 package main
 
 import (

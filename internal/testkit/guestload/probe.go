@@ -22,6 +22,7 @@ var probes = map[string]func(args []string) error{
 	"now":     now,
 	"peer":    peer,
 	"random":  random,
+	"spawn":   spawn,
 	"storm":   storm,
 	"tls":     handshakes,
 	"traces":  traces,
