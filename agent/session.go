@@ -130,7 +130,7 @@ func (s *session) handshake() error {
 	if peer.Speaks >= own.Min && peer.Speaks <= own.Max {
 		own.Speaks = peer.Speaks
 	}
-	if err := s.wire.WriteJSON(proto.TypeHello, own); err != nil {
+	if err := s.greet(own); err != nil {
 		return err
 	}
 	if own.Speaks == 0 {
@@ -142,8 +142,33 @@ func (s *session) handshake() error {
 	if h.Type != proto.TypeRequest {
 		return &proto.ProtocolError{Reason: fmt.Sprintf("second frame is %v, want request", h.Type)}
 	}
-	return s.wire.JSON(h, &s.request)
+	if err := s.wire.JSON(h, &s.request); err != nil {
+		return err
+	}
+	if !immediate[s.request.Op] {
+		return s.wire.Flush()
+	}
+	return nil
 }
+
+// greet says hello: with the answer, if the request is there already. A host that
+// waits for it before it asks gets it at once.
+func (s *session) greet(own proto.Hello) error {
+	b, err := proto.AppendJSON(nil, proto.TypeHello, own)
+	if err != nil {
+		return err
+	}
+	s.wire.Hold(b)
+	if own.Speaks == 0 || !s.wire.Received() {
+		return s.wire.Flush()
+	}
+	return nil
+}
+
+// immediate are operations whose answer is there as soon as they are asked for, and
+// takes the agent's hello along: one packet and one wake-up less on each side.
+// Others may take their time, and the host hears before that that it is heard.
+var immediate = map[string]bool{proto.OpPing: true, proto.OpUsage: true, proto.OpStat: true, proto.OpCommands: true, proto.OpSignal: true}
 
 func (s *session) dispatch() (any, error) {
 	for _, f := range s.request.Requires {

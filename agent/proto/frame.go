@@ -169,8 +169,9 @@ var ErrTooLarge = errors.New("message too large")
 type Conn struct {
 	r *bufio.Reader
 
-	mu sync.Mutex // held for one write to w
-	w  io.Writer
+	mu   sync.Mutex // held for one write to w
+	w    io.Writer
+	held []byte // goes with the next write
 }
 
 // NewConn returns a Conn on rw. Closing rw is the caller's business.
@@ -248,9 +249,29 @@ func (c *Conn) Credit(h Header) (int, error) {
 func (c *Conn) Write(frames []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.held != nil {
+		frames = append(c.held, frames...)
+		c.held = nil
+	}
+	if len(frames) == 0 {
+		return nil
+	}
 	_, err := c.w.Write(frames)
 	return err
 }
+
+// Hold keeps frames back until the next write, with which they leave as one.
+func (c *Conn) Hold(frames []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held = append(c.held, frames...)
+}
+
+// Flush sends what Hold has kept back.
+func (c *Conn) Flush() error { return c.Write(nil) }
+
+// Received says whether more has come than was read.
+func (c *Conn) Received() bool { return c.r.Buffered() > 0 }
 
 // WriteJSON sends a control frame.
 func (c *Conn) WriteJSON(t Type, v any) error {

@@ -5,10 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -145,18 +149,53 @@ func (h *host) greet(conn net.Conn) {
 	}
 }
 
-// readConnect reads the client's line, and not a byte more: the next one may be data.
+// readConnect reads the client's line, and not a byte more: the next one may be data. So it looks first how long the line
+// is.
 func readConnect(conn net.Conn) (uint32, error) {
 	var line [maxConnectLine]byte
-	for n := range line {
-		if _, err := conn.Read(line[n : n+1]); err != nil {
+	for n := 0; n < len(line); {
+		seen, err := peek(conn, line[n:])
+		end := bytes.IndexByte(line[n:n+seen], '\n')
+		if end >= 0 {
+			seen = end + 1
+		}
+		if err == nil {
+			_, err = io.ReadFull(conn, line[n:n+seen])
+		}
+		if err != nil {
 			return 0, fmt.Errorf("read request: %w", err)
 		}
-		if line[n] == '\n' {
-			return parseConnect(line[:n])
+		if n += seen; end >= 0 {
+			return parseConnect(line[:n-1])
 		}
 	}
 	return 0, errors.New("read request: line too long")
+}
+
+// peek waits for bytes of the connection and leaves them in it.
+func peek(conn net.Conn, p []byte) (n int, err error) {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return 0, ErrNoDescriptor
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	failed := raw.Read(func(fd uintptr) bool {
+		n, err = retry(func() (int, error) {
+			n, _, err := unix.Recvfrom(int(fd), p, unix.MSG_PEEK)
+			return n, err
+		})
+		return err != unix.EAGAIN
+	})
+	switch {
+	case failed != nil:
+		return 0, failed
+	case err == nil && n == 0:
+		err = io.EOF
+	}
+	return n, err
 }
 
 // parseConnect takes "CONNECT <port>".

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -356,41 +355,4 @@ func (vm *VM) Agent() *client.Client {
 		config.Observer = observer{&VM{Record: vm.Record, node: vm.node, dir: vm.dir}}
 	}
 	return client.New(config)
-}
-
-// dialGuest connects to a port of a guest through its Unix socket.
-func dialGuest(ctx context.Context, path string, port uint32) (net.Conn, error) {
-	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	if err := connectLine(c, port); err != nil {
-		c.Close()
-		return nil, fmt.Errorf("connect to guest port %d: %w", port, errors.Join(ctx.Err(), err))
-	}
-	return c, nil
-}
-
-// connectLine asks for a port and reads the answer, byte by byte: what follows
-// the line belongs to the guest's program.
-func connectLine(c net.Conn, port uint32) error {
-	if _, err := fmt.Fprintf(c, "CONNECT %d\n", port); err != nil {
-		return err
-	}
-	var line []byte
-	for b := make([]byte, 1); len(line) < 32; line = append(line, b[0]) {
-		if _, err := io.ReadFull(c, b); err != nil {
-			return errors.New("refused")
-		}
-		if b[0] == '\n' {
-			if !strings.HasPrefix(string(line), "OK ") {
-				return fmt.Errorf("unexpected answer %q", line)
-			}
-			return nil
-		}
-	}
-	return fmt.Errorf("unexpected answer %q", line)
 }
