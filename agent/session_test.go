@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -89,6 +90,56 @@ func TestHandshake(t *testing.T) {
 				t.Errorf("got frames %v, error %v, want %s", types, failure, tt.code)
 			}
 		})
+	}
+}
+
+// An answer that is there at once comes with the agent's hello; a host that waits for
+// the hello before it asks gets it all the same, and so does one that asks for
+// something that takes its time.
+func TestHelloAndAnswer(t *testing.T) {
+	g := start(t, agent.Config{})
+	conn, err := g.dial(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(30 * time.Second))
+	frames := func() (types []proto.Type) {
+		b := make([]byte, 4096)
+		n, err := conn.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for c := proto.NewConn(bytes.NewBuffer(b[:n])); ; {
+			h, err := c.Next()
+			if err != nil {
+				return types
+			}
+			c.Payload(h, nil)
+			types = append(types, h.Type)
+		}
+	}
+	conn.Write(request(proto.Request{Op: proto.OpPing}))
+	if got := frames(); !slices.Equal(got, []proto.Type{proto.TypeHello, proto.TypeResult}) {
+		t.Errorf("ping: the first that comes is %v", got)
+	}
+	conn.Close()
+
+	for name, parts := range map[string][][]byte{
+		"hello first": {hello(1), request(proto.Request{Op: proto.OpPing})[len(hello(1)):]},
+		"slow answer": {request(proto.Request{Op: proto.OpExec, Params: []byte(`{"args":["sleep","300"]}`)})},
+	} {
+		if conn, err = g.dial(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		for i, part := range parts {
+			conn.Write(part)
+			if got := frames(); len(got) == 0 || i == 0 && got[0] != proto.TypeHello {
+				t.Errorf("%s: got %v for part %d", name, got, i)
+			}
+		}
+		conn.Close()
 	}
 }
 
