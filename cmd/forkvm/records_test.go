@@ -189,33 +189,34 @@ func TestRecordOf200Steps(t *testing.T) {
 	h := newHost(t, t.TempDir())
 	h.boot("trunk")
 	const steps = 200
-	h.must("create", slowly, "--snapshot", "base", "--name", "plain")
-	h.must("create", slowly, "--snapshot", "base", "--name", "attempt", "--record", "steps")
-	var plain, recorded time.Duration
-	for i := range steps {
-		script := fmt.Sprintf("echo %[1]d >> /root/steps; echo %[1]d >> /run/steps; head -c 20000 /dev/urandom > /root/data", i)
-		if i < 20 {
-			begun := time.Now()
-			h.must("exec", "plain", "--", "sh", "-c", script)
-			plain += time.Since(begun)
+	script := func(i int) string {
+		return fmt.Sprintf("echo %[1]d >> /root/steps; echo %[1]d >> /run/steps; head -c 20000 /dev/urandom > /root/data", i)
+	}
+	took := map[string]float64{}
+	for _, recording := range []string{"none", "journal", "steps"} {
+		vm := "vm-" + recording
+		took["create "+recording] = h.medianOf(20, func(int) {
+			h.must("create", slowly, "--snapshot", "base", "--name", vm, "--record", recording)
+		}, func() { h.must("rm", "-f", vm) })
+		h.must("create", slowly, "--snapshot", "base", "--name", vm, "--record", recording)
+		count := 20
+		if recording == "steps" {
+			count = steps
 		}
-		begun := time.Now()
-		h.must("exec", "attempt", "--", "sh", "-c", script)
-		recorded += time.Since(begun)
+		took["exec "+recording] = h.medianOf(count, func(i int) { h.must("exec", vm, "--", "sh", "-c", script(i)) }, nil)
 	}
-	var rollout struct{ Lines, Operations, Steps int }
-	for line := range strings.Lines(h.must("log", "ls", "-o", "jsonl")) {
-		if strings.Contains(line, `"name":"attempt"`) {
-			if err := json.Unmarshal([]byte(line), &rollout); err != nil {
-				t.Fatal(err)
-			}
-		}
+	for _, what := range []string{"create", "exec"} {
+		none := took[what+" none"]
+		t.Logf("%s: %.2f cms; with a journal %.2f more, with steps %.2f more", what, none, took[what+" journal"]-none, took[what+" steps"]-none)
 	}
-	if rollout.Steps != steps || rollout.Operations != steps {
-		t.Errorf("on record: %+v", rollout)
+	h.must("rm", "-f", "vm-none", "vm-journal")
+
+	const vm = "vm-steps"
+	id := h.inspect(vm).ID
+	h.must("log", vm, "--verify")
+	if lines := h.log(vm); len(lines) != 1+2*steps {
+		t.Errorf("%d lines", len(lines))
 	}
-	h.must("log", "attempt", "--verify")
-	id := h.inspect("attempt").ID
 	info, err := os.Stat(filepath.Join(h.data, "rollouts", id, "journal.jsonl"))
 	if err != nil {
 		t.Fatal(err)
@@ -233,24 +234,35 @@ func TestRecordOf200Steps(t *testing.T) {
 			layers += s.Own
 		}
 	}
-	t.Logf("a command: %.1f cms, with journal and step %.1f cms; journal %d KiB, %d bytes a step; layers of steps' own %d KiB a step",
-		milliseconds(plain)/20, milliseconds(recorded)/steps, info.Size()>>10, info.Size()/steps, layers/steps>>10)
-	h.must("rm", "-f", "plain")
+	t.Logf("journal: %d KiB, %d bytes a step; steps: %d KiB of their own each", info.Size()>>10, info.Size()/steps, layers/steps>>10)
 	for i := range steps {
-		step := fmt.Sprintf("attempt@%d", 2+2*i)
+		step := fmt.Sprintf("%s@%d", vm, 2+2*i)
 		got := h.must("run", "--rm", slowly, step, "--", "sh", "-c", "tail -n 1 /root/steps; tail -n 1 /run/steps")
 		if want := fmt.Sprintf("%[1]d\n%[1]d\n", i); got != want {
 			t.Errorf("%s shows %q, want %q", step, got, want)
 		}
 	}
-	h.must("rm", "-f", "attempt", "trunk")
-	h.must("log", "rm", "attempt")
+	h.must("rm", "-f", vm, "trunk")
+	h.must("log", "rm", vm)
 	if got := h.must("snapshot", "ls", "-q", "--steps"); strings.TrimSpace(got) != "base" {
 		t.Errorf("left: %q", got)
 	}
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+// medianOf is how long something takes, in milliseconds; after happens behind each.
+func (h *host) medianOf(count int, do func(i int), after func()) float64 {
+	var all []float64
+	for i := range count {
+		begun := time.Now()
+		do(i)
+		all = append(all, float64(time.Since(begun))/float64(time.Millisecond))
+		if after != nil {
+			after()
+		}
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
 
 // forge changes a text in the one journal that has it.
 func forge(t *testing.T, dir, from, to string) {
