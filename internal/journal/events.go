@@ -23,6 +23,17 @@ const (
 	EventRecovered = "recovered" // [Recovered]
 )
 
+// IsOperation says whether an event is an operation of the guest agent that changes
+// its guest.
+func IsOperation(event string) bool {
+	switch event {
+	case proto.OpExec, proto.OpPut, proto.OpPutTree, proto.OpRemove, proto.OpMove, proto.OpSignal, proto.OpConnect, proto.OpShutdown,
+		proto.OpQuiesce, proto.OpVacate:
+		return true
+	}
+	return false
+}
+
 // Created says what a rollout began from.
 type Created struct {
 	VM         string `json:"vm"` // its id, which is the rollout's

@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"net"
@@ -317,6 +320,47 @@ func TestRolloutOutlivesItsVM(t *testing.T) {
 	if _, err := n.FindRollout(first.ID); !failure.Is(err, failure.RolloutNotFound) {
 		t.Errorf("find what was removed: %v", err)
 	}
+}
+
+// Of each operation of the guest agent it is decided whether it changes the guest. One
+// of which it is not is taken for one that does.
+func TestEveryOperationIsDecided(t *testing.T) {
+	files, err := filepath.Glob("../../agent/proto/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			if op, ok := operationWord(n); ok {
+				found++
+				if looks[op] == journal.IsOperation(op) && op != proto.OpAttach {
+					t.Errorf("%s: it is a look: %v, it is on record: %v", op, looks[op], journal.IsOperation(op))
+				}
+			}
+			return true
+		})
+	}
+	if found < 15 {
+		t.Errorf("%d operations", found)
+	}
+}
+
+// operationWord is the word of an operation, if that is what is declared.
+func operationWord(n ast.Node) (string, bool) {
+	spec, ok := n.(*ast.ValueSpec)
+	if !ok || len(spec.Values) != 1 || !strings.HasPrefix(spec.Names[0].Name, "Op") {
+		return "", false
+	}
+	literal, ok := spec.Values[0].(*ast.BasicLit)
+	if !ok || literal.Kind != token.STRING {
+		return "", false
+	}
+	return strings.Trim(literal.Value, `"`), true
 }
 
 // A failed start leaves no record.

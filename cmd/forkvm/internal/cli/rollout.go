@@ -82,7 +82,7 @@ func (h *history) add(l *journal.Line, raw []byte) error {
 			h.lines[of-1].done = e.done
 		}
 	default:
-		if isOperation(l.Event) {
+		if journal.IsOperation(l.Event) {
 			e.op = new(journal.Operation)
 			if err := l.Decode(e.op); err != nil {
 				return err
@@ -91,16 +91,6 @@ func (h *history) add(l *journal.Line, raw []byte) error {
 	}
 	h.lines = append(h.lines, e)
 	return nil
-}
-
-// isOperation says whether an event is one of the guest agent's operations.
-func isOperation(event string) bool {
-	switch event {
-	case proto.OpExec, proto.OpPut, proto.OpPutTree, proto.OpRemove, proto.OpMove, proto.OpSignal, proto.OpConnect, proto.OpShutdown,
-		proto.OpQuiesce, proto.OpVacate:
-		return true
-	}
-	return false
 }
 
 // at returns the line with a number.
