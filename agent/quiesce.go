@@ -2,11 +2,13 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -66,23 +68,26 @@ type quiescer struct {
 }
 
 func (q *quiescer) run(grace, timeout time.Duration) error {
+	// What starts programs stands still before those that it has started end.
+	unhalted := q.halt()
 	// Services notice a SIGTERM of one of their workers and go on; at a SIGKILL some
 	// end all the others.
-	if err := q.ask(grace); err != nil {
+	quiet, err := q.ask(grace)
+	if err != nil || quiet {
+		q.result.Survivors = unhalted
 		return err
 	}
 	hurry()
-	deadline := time.Now().Add(timeout)
 	// What is kept stands still until the others have ended, so that nothing starts
 	// them anew.
-	unhalted := q.halt()
 	defer q.hold()()
+	deadline := time.Now().Add(timeout)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		foreign, err := q.stopAll()
+		foreign, quiet, err := q.stopAll(deadline)
 		if err != nil {
 			return err
 		}
-		if len(foreign) == 0 {
+		if quiet {
 			q.result.Survivors = unhalted
 			return nil
 		}
@@ -91,6 +96,7 @@ func (q *quiescer) run(grace, timeout time.Duration) error {
 		}
 		if time.Now().After(deadline) || q.ctx.Err() != nil {
 			q.result.Survivors = append(unhalted, foreign[:min(len(foreign), maxReported)]...)
+			q.result.Unsettled = true
 			return nil
 		}
 		time.Sleep(pause) // they need the processor in order to end
@@ -104,16 +110,14 @@ func hurry() {
 	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}, 0)
 }
 
-// ask asks the others to end and waits a moment for it.
-func (q *quiescer) ask(grace time.Duration) error {
-	if grace == 0 {
-		return nil
-	}
+// ask asks the others to end and waits a moment for it. It reports whether none is
+// left.
+func (q *quiescer) ask(grace time.Duration) (quiet bool, err error) {
 	asked := map[processID]bool{}
 	for deadline := time.Now().Add(grace); ; time.Sleep(2 * time.Millisecond) {
-		foreign, err := q.foreign()
-		if err != nil || len(foreign) == 0 || time.Now().After(deadline) || q.ctx.Err() != nil {
-			return err
+		foreign, quiet, err := q.pass()
+		if err != nil || quiet || !time.Now().Before(deadline) || q.ctx.Err() != nil {
+			return quiet, err
 		}
 		for _, f := range foreign {
 			if id := (processID{f.PID, f.Start}); !asked[id] {
@@ -125,14 +129,14 @@ func (q *quiescer) ask(grace time.Duration) error {
 	}
 }
 
-// stopAll stops the others until none is left that could start another, and
-// returns them.
-func (q *quiescer) stopAll() ([]proto.ProcessInfo, error) {
+// stopAll stops the others until none is left that could start another, and returns
+// them, and whether there were none.
+func (q *quiescer) stopAll(deadline time.Time) ([]proto.ProcessInfo, bool, error) {
 	stopped := map[processID]bool{}
 	for {
-		foreign, err := q.foreign()
-		if err != nil {
-			return nil, err
+		foreign, quiet, err := q.pass()
+		if err != nil || quiet {
+			return nil, quiet, err
 		}
 		fresh := false
 		for _, f := range foreign {
@@ -141,20 +145,52 @@ func (q *quiescer) stopAll() ([]proto.ProcessInfo, error) {
 				syscall.Kill(f.PID, syscall.SIGSTOP)
 			}
 		}
-		if !fresh || q.ctx.Err() != nil {
-			return foreign, nil
+		if len(foreign) > 0 && !fresh || q.ctx.Err() != nil || time.Now().After(deadline) {
+			return foreign, false, nil
 		}
 	}
 }
 
-// foreign lists what is not to be kept, and notes it.
+// pass looks at every process. It lists what is not to be kept, and is quiet if there
+// was nothing and nothing was started meanwhile: a process that has a child and ends,
+// again and again, is seen by its traces even if it is nowhere when it is looked for.
+func (q *quiescer) pass() (foreign []proto.ProcessInfo, quiet bool, err error) {
+	before, err := q.forks()
+	if err != nil {
+		return nil, false, err
+	}
+	if foreign, err = q.foreign(); err != nil {
+		return nil, false, err
+	}
+	after, err := q.forks()
+	return foreign, len(foreign) == 0 && before == after, err
+}
+
+// forks is how many processes and threads have been started since boot.
+func (p *procfs) forks() (string, error) {
+	b, err := p.read("stat", maxKernelStat)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(b)) {
+		if n, ok := strings.CutPrefix(line, "processes "); ok {
+			return n, nil
+		}
+	}
+	return "", errors.New("/proc/stat does not count processes")
+}
+
+// maxKernelStat is enough for a line for each of 4096 processors and interrupts.
+const maxKernelStat = 4 << 20
+
+// foreign lists what is not to be kept, the newest numbers first, and notes it.
 func (q *quiescer) foreign() ([]proto.ProcessInfo, error) {
 	pids, err := q.pids()
 	if err != nil {
 		return nil, err
 	}
 	var list []proto.ProcessInfo
-	for _, pid := range pids {
+	for _, pid := range slices.Backward(pids) {
 		if pid == q.self {
 			continue
 		}

@@ -120,21 +120,20 @@ func TestQuiesceHalts(t *testing.T) {
 	g := startInit(t)
 	g.sh(t, `sh -c 'while sleep 0.02; do echo x >> ticks; done' scheduler </dev/null >/dev/null 2>&1 &`)
 	g.until(t, "scheduler")
-	keep := survey(t, g).Processes
-	r := quiesce(t, g, client.Quiescence{Keep: keep, Halt: func(p client.ProcessInfo) bool {
-		return len(p.Args) > 0 && string(p.Args[len(p.Args)-1]) == "scheduler"
-	}})
-	if r.Halted != 1 || len(r.Survivors) > 0 {
+	// A child that has not begun its own program yet looks the same.
+	var scheduler client.ProcessInfo
+	for _, p := range survey(t, g).Processes {
+		if len(p.Args) > 0 && string(p.Args[len(p.Args)-1]) == "scheduler" && (scheduler.PID == 0 || p.PID < scheduler.PID) {
+			scheduler = p
+		}
+	}
+	r := quiesce(t, g, client.Quiescence{Keep: []client.ProcessInfo{scheduler}, Halt: func(client.ProcessInfo) bool { return true }, Grace: time.Second})
+	if r.Halted != 1 || len(r.Survivors) > 0 || r.Unsettled {
 		t.Errorf("got %+v", r)
 	}
 	eventually(t, "a scheduler that is stopped", func() bool {
-		for _, p := range survey(t, g).Processes {
-			if len(p.Args) > 0 && string(p.Args[len(p.Args)-1]) == "scheduler" {
-				_, o := g.sh(t, "cat /proc/"+strconv.Itoa(p.PID)+"/stat")
-				return strings.Contains(o.stdout.String(), ") T ")
-			}
-		}
-		return false
+		_, o := g.sh(t, "cat /proc/"+strconv.Itoa(scheduler.PID)+"/stat")
+		return strings.Contains(o.stdout.String(), ") T ")
 	})
 }
 
@@ -167,7 +166,7 @@ func TestVacate(t *testing.T) {
 			if r, o := g.sh(t, "rm -rf d kept; "+c.script); r.ExitCode != 0 {
 				t.Fatalf("prepare: %s", &o.stderr)
 			}
-			v, err := g.Vacate(t.Context(), filepath.Join(g.dir, "d"), "1000", 0o750)
+			v, err := g.Vacate(t.Context(), client.EmptyDirectory{Path: filepath.Join(g.dir, "d"), User: "1000", Mode: 0o750})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -189,10 +188,10 @@ func TestVacate(t *testing.T) {
 func TestVacateReplacesLinksAmongTheParents(t *testing.T) {
 	g := startInit(t)
 	g.sh(t, "mkdir elsewhere; ln -s elsewhere logs")
-	if _, err := g.Vacate(t.Context(), filepath.Join(g.dir, "logs/verifier"), "", 0o755); err != nil {
+	if _, err := g.Vacate(t.Context(), client.EmptyDirectory{Path: filepath.Join(g.dir, "logs/verifier"), Mode: 0o755}, client.EmptyDirectory{Path: filepath.Join(g.dir, "other"), Mode: 0o755}); err != nil {
 		t.Fatal(err)
 	}
-	if r, o := g.sh(t, "[ -d logs/verifier ] && [ ! -L logs ] && ls elsewhere"); r.ExitCode != 0 || o.stdout.Len() != 0 {
+	if r, o := g.sh(t, "[ -d logs/verifier ] && [ -d other ] && [ ! -L logs ] && ls elsewhere"); r.ExitCode != 0 || o.stdout.Len() != 0 {
 		t.Errorf("got %+v %s", r, &o.stdout)
 	}
 }
@@ -203,7 +202,7 @@ func TestVacateUnlocks(t *testing.T) {
 		g.sh(t, "chattr -i d/e/f d; chattr -a d/e")
 		t.Skip("this file system or machine has no immutable files")
 	}
-	v, err := g.Vacate(t.Context(), filepath.Join(g.dir, "d"), "", 0o755)
+	v, err := g.Vacate(t.Context(), client.EmptyDirectory{Path: filepath.Join(g.dir, "d"), Mode: 0o755})
 	if err != nil || v.Unlocked != 3 {
 		t.Errorf("got %+v, %v", v, err)
 	}
@@ -215,7 +214,7 @@ func TestVacateUnlocks(t *testing.T) {
 func TestVacateKeepsTheRoot(t *testing.T) {
 	g := startInit(t)
 	for _, path := range []string{"/", "//", "relative", "/x\x00"} {
-		if _, err := g.Vacate(t.Context(), path, "", 0o755); err == nil {
+		if _, err := g.Vacate(t.Context(), client.EmptyDirectory{Path: path, Mode: 0o755}); err == nil {
 			t.Errorf("%q was vacated", path)
 		}
 	}

@@ -14,34 +14,51 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 )
 
-// vacate makes an empty directory in the place of whatever is there: files, links,
+// vacate makes empty directories in the place of whatever is there: files, links,
 // mounts, files that nobody can remove.
 func (s *session) vacate(r proto.VacateRequest) (proto.VacateResult, error) {
 	v := vacancy{}
-	if r.Mode > 0o7777 {
-		return v.result, failure(proto.CodeInvalidRequest, "mode %o", r.Mode)
-	}
-	path, err := s.enterAt(r.Path, removablePath)
-	if err != nil {
-		return v.result, err
-	}
-	path = filepath.Clean(path)
-	uid, gid := os.Getuid(), os.Getgid()
-	if r.User != "" {
-		who, err := lookupAccount(r.User)
-		if err != nil {
+	for _, d := range r.Directories {
+		if d.Mode > 0o7777 {
+			return v.result, failure(proto.CodeInvalidRequest, "mode %o", d.Mode)
+		}
+		if _, err := removablePath(d.Path); err != nil {
 			return v.result, err
 		}
-		uid, gid = int(who.uid), int(who.gid)
 	}
-	if err := v.clear(path); err != nil {
-		return v.result, fileError(err)
+	if err := s.enter(); err != nil {
+		return v.result, err
 	}
-	return v.result, v.make(path, fs.FileMode(r.Mode), uid, gid)
+	for _, d := range r.Directories {
+		if err := v.vacate(d); err != nil {
+			return v.result, err
+		}
+	}
+	return v.result, nil
 }
 
 // vacancy is one vacate.
 type vacancy struct{ result proto.VacateResult }
+
+func (v *vacancy) vacate(d proto.EmptyDirectory) error {
+	path, err := removablePath(d.Path)
+	if err != nil {
+		return err
+	}
+	path = filepath.Clean(path)
+	uid, gid := os.Getuid(), os.Getgid()
+	if d.User != "" {
+		who, err := lookupAccount(d.User)
+		if err != nil {
+			return err
+		}
+		uid, gid = int(who.uid), int(who.gid)
+	}
+	if err := v.clear(path); err != nil {
+		return fileError(err)
+	}
+	return v.make(path, fs.FileMode(d.Mode), uid, gid)
+}
 
 // clear removes what has the path, and what stands in the way of its parents.
 func (v *vacancy) clear(path string) error {

@@ -50,6 +50,7 @@ var measurements = []measurement{
 	{"fork", (*bench).fork},
 	{"reset", (*bench).reset},
 	{"step", (*bench).step},
+	{"reward", (*bench).reward},
 	{"clone", (*bench).clone},
 	{"exec", (*bench).exec},
 	{"transfer", (*bench).transfer},

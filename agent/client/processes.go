@@ -43,7 +43,7 @@ type Quiescence struct {
 type Quieted = proto.QuiesceResult
 
 // Quiesce ends all processes of a guest except the guest agent's and those to keep.
-// It has failed if there are Survivors.
+// It has failed if there are Survivors or the result is Unsettled.
 func (c *Client) Quiesce(ctx context.Context, q Quiescence) (r Quieted, err error) {
 	request := proto.QuiesceRequest{
 		Keep: []proto.KeptProcess{}, GraceMS: q.Grace.Milliseconds(), TimeoutMS: max(1, q.Timeout.Milliseconds()),
@@ -60,10 +60,22 @@ func (c *Client) Quiesce(ctx context.Context, q Quiescence) (r Quieted, err erro
 // Vacated says what Vacate took away besides files.
 type Vacated = proto.VacateResult
 
-// Vacate makes an empty directory in the place of whatever has this path. Mounts,
-// links in the place of its parents and files that are immutable go too.
-func (c *Client) Vacate(ctx context.Context, path, user string, mode fs.FileMode) (v Vacated, err error) {
-	request := proto.VacateRequest{Path: proto.Text(path), User: user, Mode: toUnix(mode)}
+// EmptyDirectory is what Vacate makes.
+type EmptyDirectory struct {
+	Path string
+	// User owns it, in the form of Command.User; empty: root.
+	User string
+	Mode fs.FileMode
+}
+
+// Vacate makes empty directories in the place of whatever has their paths. Mounts,
+// links in the place of parents and files that are immutable go too. After an error
+// some of the directories may be there.
+func (c *Client) Vacate(ctx context.Context, directories ...EmptyDirectory) (v Vacated, err error) {
+	var request proto.VacateRequest
+	for _, d := range directories {
+		request.Directories = append(request.Directories, proto.EmptyDirectory{Path: proto.Text(d.Path), User: d.User, Mode: toUnix(d.Mode)})
+	}
 	err = c.ask(ctx, proto.OpVacate, proto.Request{Generation: c.cfg.Generation}, request, &v)
 	return v, err
 }

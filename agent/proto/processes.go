@@ -79,7 +79,8 @@ type KeptProcess struct {
 	Halt bool `json:"halt,omitempty"`
 }
 
-// QuiesceResult says what was done. With Survivors the guest is not quiet.
+// QuiesceResult says what was done. With Survivors, or Unsettled, the guest is not
+// quiet.
 type QuiesceResult struct {
 	// Ended is how many processes were ended, Processes the first of them.
 	Ended     int           `json:"ended"`
@@ -87,10 +88,17 @@ type QuiesceResult struct {
 	Halted    int           `json:"halted,omitempty"`
 	// Survivors are processes that could not be ended or halted.
 	Survivors []ProcessInfo `json:"survivors,omitempty"`
+	// Unsettled: at the end processes were still being started.
+	Unsettled bool `json:"unsettled,omitempty"`
 }
 
-// VacateRequest asks for an empty directory in the place of whatever is there.
+// VacateRequest asks for empty directories in the place of whatever is there.
 type VacateRequest struct {
+	Directories []EmptyDirectory `json:"directories"`
+}
+
+// EmptyDirectory is one of them.
+type EmptyDirectory struct {
 	// Path is absolute and at least one name long.
 	Path Text `json:"path"`
 	// User owns the directory; same form as in ExecRequest. Empty: the agent's.

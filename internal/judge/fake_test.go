@@ -188,14 +188,16 @@ func (g *fakeGuest) Quiesce(_ context.Context, q client.Quiescence) (client.Quie
 	return r, nil
 }
 
-func (g *fakeGuest) Vacate(_ context.Context, dir, _ string, mode fs.FileMode) (client.Vacated, error) {
+func (g *fakeGuest) Vacate(_ context.Context, directories ...client.EmptyDirectory) (client.Vacated, error) {
 	end, err := g.begin("vacate")
 	defer end()
 	if err != nil {
 		return client.Vacated{}, err
 	}
-	g.remove(dir)
-	g.files[dir] = fakeFile{kind: client.KindDirectory, mode: mode}
+	for _, d := range directories {
+		g.remove(d.Path)
+		g.files[d.Path] = fakeFile{kind: client.KindDirectory, mode: d.Mode}
+	}
 	return client.Vacated{}, nil
 }
 

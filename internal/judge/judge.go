@@ -112,7 +112,12 @@ func (v *Verdict) blame() {
 // attempt judges once, in machines of its own.
 func (j *judge) attempt(ctx context.Context) (fork, transplant *Result) {
 	a := &attempt{judge: j}
-	defer a.close()
+	j.verdict.Phases = nil
+	a.begun = time.Now()
+	defer func() {
+		a.close()
+		a.end("close")
+	}()
 	if j.Where != task.Transplant {
 		fork = &Result{}
 	}
@@ -129,6 +134,14 @@ type attempt struct {
 	fork, clean       Machine
 	forkErr, cleanErr error
 	survey            client.Survey // of the clean machine
+	begun             time.Time     // when the phase that is on began
+}
+
+// end closes a phase of the attempt.
+func (a *attempt) end(phase string) {
+	now := time.Now()
+	a.verdict.Phases = append(a.verdict.Phases, Phase{phase, float64(now.Sub(a.begun)) / float64(time.Millisecond)})
+	a.begun = now
 }
 
 func (a *attempt) close() {
@@ -154,13 +167,16 @@ func (a *attempt) judge1(ctx context.Context, fork, transplant *Result) {
 		return
 	}
 	a.survey = survey
+	a.end("survey")
 	if fork != nil {
 		fork.Machine = a.fork.ID()
 		a.quiesce(ctx, fork)
+		a.end("quiesce")
 	}
 	if transplant != nil {
 		transplant.Machine = a.clean.ID()
 		a.transplant(ctx, transplant)
+		a.end("transplant")
 	}
 	var runs sync.WaitGroup
 	for _, p := range []*place{
@@ -172,6 +188,7 @@ func (a *attempt) judge1(ctx context.Context, fork, transplant *Result) {
 		}
 	}
 	runs.Wait()
+	a.end("verify")
 }
 
 func failBoth(results []*Result, fail func(*Result)) {
@@ -188,6 +205,7 @@ func (a *attempt) make(ctx context.Context, results []*Result) bool {
 	made.Go(func() { a.fork, a.forkErr = a.machines.Fork(ctx) })
 	made.Go(func() { a.clean, a.cleanErr = a.machines.Clean(ctx) })
 	made.Wait()
+	a.end("machines")
 	switch {
 	case a.cleanErr != nil:
 		failBoth(results, func(r *Result) {
@@ -218,7 +236,7 @@ func (a *attempt) quiesce(ctx context.Context, r *Result) {
 		return
 	}
 	r.Ended, r.EndedProcesses = q.Ended, q.Processes
-	if len(q.Survivors) > 0 {
+	if !settledDown(q) {
 		r.fail(Tampering, ReasonSurvivors, survivors(q))
 		return
 	}

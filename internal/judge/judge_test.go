@@ -75,7 +75,7 @@ func TestOrder(t *testing.T) {
 			continue
 		}
 		got := strings.Join(machine.guest.calls, " ")
-		want := "quiesce survey vacate vacate vacate put_tree get_tree exec quiesce get_tree stat stat get"
+		want := "quiesce survey vacate put_tree get_tree exec quiesce get_tree stat stat get"
 		if got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}

@@ -3,7 +3,6 @@ package judge
 import (
 	"context"
 	"io"
-	"io/fs"
 
 	"github.com/forkvm/forkvm/agent/client"
 )
@@ -55,7 +54,7 @@ type Processes interface {
 type Trees interface {
 	PutTree(ctx context.Context, dir string, r io.Reader, owners bool) (client.TreeStats, error)
 	GetTree(ctx context.Context, dir string, w io.Writer) (client.TreeStats, error)
-	Vacate(ctx context.Context, path, user string, mode fs.FileMode) (client.Vacated, error)
+	Vacate(ctx context.Context, directories ...client.EmptyDirectory) (client.Vacated, error)
 }
 
 // Files looks at files and takes them away.

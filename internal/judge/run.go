@@ -56,20 +56,23 @@ func step(ctx context.Context) (context.Context, context.CancelFunc) {
 func (p *place) prepare(ctx context.Context) bool {
 	ctx, cancel := step(ctx)
 	defer cancel()
-	for _, dir := range []struct{ path, user string }{{testsDir, ""}, {verdictDir, p.judge.User}, {verifyHome, p.judge.User}} {
-		if _, err := p.Guest().Vacate(ctx, dir.path, dir.user, 0o755); err != nil {
-			if code := answered(err); code != "" && code != proto.CodeUnsupported && p.whose == Tampering {
-				p.result.fail(Tampering, ReasonNotCleared, err.Error())
-			} else {
-				p.result.fault(ctx, p, p.whose, err)
-			}
-			return false
+	_, err := p.Guest().Vacate(ctx,
+		client.EmptyDirectory{Path: testsDir, Mode: 0o755},
+		client.EmptyDirectory{Path: verdictDir, User: p.judge.User, Mode: 0o755},
+		client.EmptyDirectory{Path: verifyHome, User: p.judge.User, Mode: 0o755},
+	)
+	if err != nil {
+		if code := answered(err); code != "" && code != proto.CodeUnsupported && p.whose == Tampering {
+			p.result.fail(Tampering, ReasonNotCleared, err.Error())
+		} else {
+			p.result.fault(ctx, p, p.whose, err)
 		}
+		return false
 	}
 	if p.judge.Tests == "" {
 		return true
 	}
-	err := putTests(ctx, p.Guest(), p.judge.Tests, testsDir)
+	err = putTests(ctx, p.Guest(), p.judge.Tests, testsDir)
 	var ours *hostError
 	switch {
 	case errors.As(err, &ours):
@@ -174,12 +177,15 @@ func (p *place) settle(ctx context.Context) bool {
 		p.result.fault(ctx, p, VerifierError, err)
 		return false
 	}
-	if len(q.Survivors) > 0 {
+	if !settledDown(q) {
 		p.result.fail(p.whose, ReasonSurvivors, survivors(q))
 		return false
 	}
 	return p.check(ctx, false)
 }
+
+// settledDown reports whether nothing runs any more that is not to.
+func settledDown(q client.Quieted) bool { return len(q.Survivors) == 0 && !q.Unsettled }
 
 func survivors(q client.Quieted) string {
 	names := make([]string, len(q.Survivors))

@@ -108,11 +108,20 @@ type Verdict struct {
 	Started      time.Time `json:"started"`
 	DurationMS   int64     `json:"duration_ms"`
 
+	// Phases are where the time of the last attempt went.
+	Phases []Phase `json:"phases,omitempty"`
+
 	// Fork and Transplant are the results of the ways that were gone.
 	Fork       *Result `json:"fork,omitempty"`
 	Transplant *Result `json:"transplant,omitempty"`
 	// Retried are attempts before this one, which the machine failed.
 	Retried []Attempt `json:"retried,omitempty"`
+}
+
+// Phase is a part of judging. Both ways are in the same one at the same time.
+type Phase struct {
+	Name string  `json:"name"`
+	MS   float64 `json:"ms"`
 }
 
 // Attempt is one that was given up.

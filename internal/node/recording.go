@@ -123,7 +123,9 @@ func operation(id string, params any) journal.Operation {
 	case proto.PutTreeRequest:
 		op.Path, op.Owners = p.Path, p.Owners
 	case proto.VacateRequest:
-		op.Path, op.Mode, op.User = p.Path, p.Mode, p.User
+		for _, d := range p.Directories {
+			op.Args = append(op.Args, d.Path)
+		}
 	case proto.RemoveRequest:
 		op.Path, op.Recursive = p.Path, p.Recursive
 	case proto.MoveRequest:

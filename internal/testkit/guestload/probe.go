@@ -15,17 +15,18 @@ import (
 
 // probes are small programs that a test runs in the guest by name.
 var probes = map[string]func(args []string) error{
-	"draw":    draw,
-	"attach":  attach,
-	"connect": connect,
-	"hog":     hog,
-	"now":     now,
-	"peer":    peer,
-	"random":  random,
-	"spawn":   spawn,
-	"storm":   storm,
-	"tls":     handshakes,
-	"traces":  traces,
+	"draw":      draw,
+	"attach":    attach,
+	"connect":   connect,
+	"hog":       hog,
+	"immutable": immutable,
+	"now":       now,
+	"peer":      peer,
+	"random":    random,
+	"storm":     storm,
+	"tls":       handshakes,
+	"traces":    traces,
+	"spawn":     spawn,
 }
 
 // now prints the wall clock in nanoseconds.
