@@ -26,6 +26,7 @@ var reached = map[string]float64{
 	"fork16_child":         48,
 	"reset":                6.5,
 	"ping":                 2.8,
+	"reward_both":          285,
 }
 
 // TestBudget measures rows of the budget, fewer times than make bench. Counted
@@ -64,7 +65,7 @@ func overBudget(t *testing.T) map[string]string {
 			Dir:     dir,
 			Command: []string{testkit.RequireFile(t, "/usr/local/bin/forkvm", "make build"), "vm"},
 		},
-		Only:    regexp.MustCompile("^(create|ready|fork|reset|step|clone|exec)$"),
+		Only:    regexp.MustCompile("^(create|ready|fork|reset|step|reward|clone|exec)$"),
 		Creates: 5,
 		Rounds:  2,
 		Log:     t.Output(),
