@@ -188,11 +188,9 @@ func (j *Journal) catchUp() (torn int64, err error) {
 	}
 	head := origin(j.rollout)
 	if len(last) > 0 {
-		l, err := parseLine(last)
-		if err != nil {
+		if head, err = headOf(last); err != nil {
 			return 0, fmt.Errorf("the last line: %w", err)
 		}
-		head = Head{Seq: l.Seq, Hash: l.Hash}
 	}
 	j.size, j.head = end, head
 	return info.Size() - end, nil
@@ -201,7 +199,7 @@ func (j *Journal) catchUp() (torn int64, err error) {
 // lastLine returns the last complete line of a file and where it ends; no line, and
 // 0, if there is none.
 func lastLine(f io.ReaderAt, size int64) (end int64, line []byte, err error) {
-	for room := int64(16 << 10); ; room *= 4 {
+	for room := int64(4 << 10); ; room *= 4 {
 		room = min(room, size)
 		b := make([]byte, room)
 		if _, err := f.ReadAt(b, size-room); err != nil && err != io.EOF {

@@ -71,7 +71,7 @@ func appendLine(b []byte, head Head, at time.Time, event string, data any) ([]by
 		return b, head, fmt.Errorf("encode %s: %w", event, err)
 	}
 	begin := len(b)
-	b = append(b, `{"schema":"`+Schema+`","seq":`...)
+	b = append(b, lineStart...)
 	b = strconv.AppendUint(b, head.Seq+1, 10)
 	b = append(b, `,"prev":"`...)
 	b = append(b, head.Hash...)
@@ -91,6 +91,9 @@ func appendLine(b []byte, head Head, at time.Time, event string, data any) ([]by
 	return b, next, nil
 }
 
+// lineStart is how appendLine begins a line.
+const lineStart = `{"schema":"` + Schema + `","seq":`
+
 // Reasons why something is not a line of a journal.
 var (
 	ErrNotALine = errors.New("it is no line of a journal")
@@ -98,18 +101,41 @@ var (
 	ErrChain    = errors.New("it does not follow the line before: lines were removed, added or moved")
 )
 
-// parseLine reads one line, its newline included, and checks it against itself.
-func parseLine(b []byte) (*Line, error) {
+// checkLine checks a line, its newline included, against its hash, which it returns.
+func checkLine(b []byte) (hash string, err error) {
 	if len(b) < endLength || !bytes.HasSuffix(b, []byte(afterHash)) {
-		return nil, ErrNotALine
+		return "", ErrNotALine
 	}
 	body, end := b[:len(b)-endLength], b[len(b)-endLength:]
-	hash, found := bytes.CutPrefix(end[:len(end)-len(afterHash)], []byte(beforeHash))
+	written, found := bytes.CutPrefix(end[:len(end)-len(afterHash)], []byte(beforeHash))
 	if !found {
-		return nil, ErrNotALine
+		return "", ErrNotALine
 	}
-	if sum(body) != string(hash) {
-		return nil, ErrChanged
+	if hash = sum(body); hash != string(written) {
+		return "", ErrChanged
+	}
+	return hash, nil
+}
+
+// headOf is what appendLine needs of a line that it has written.
+func headOf(b []byte) (Head, error) {
+	hash, err := checkLine(b)
+	if err != nil {
+		return Head{}, err
+	}
+	rest, found := bytes.CutPrefix(b, []byte(lineStart))
+	number, _, more := bytes.Cut(rest, []byte(","))
+	seq, err := strconv.ParseUint(string(number), 10, 64)
+	if !found || !more || err != nil {
+		return Head{}, ErrNotALine
+	}
+	return Head{Seq: seq, Hash: hash}, nil
+}
+
+// parseLine reads one line, its newline included, and checks it against itself.
+func parseLine(b []byte) (*Line, error) {
+	if _, err := checkLine(b); err != nil {
+		return nil, err
 	}
 	var l Line
 	if err := json.Unmarshal(b, &l); err != nil {
