@@ -58,7 +58,7 @@ var attacks = []attack{
 	{"a process waiting for the verifier's name", background(`while :; do for p in /proc/[0-9]*; do
 		if grep -q test.sh $p/cmdline 2>/dev/null; then ` + forge + `kill -9 ${p#/proc/}; fi; done; done`), "", zero, zero, zero},
 	{"a process hidden by a mount over /proc", background("while :; do "+forge+"sleep 0.01; done") + "sleep 0.1; for p in $(pidof sh); do mount -t tmpfs none /proc/$p; done", "", zero, zero, zero},
-	{"processes that start each other anew", background(`trap '' TERM INT HUP; echo 'echo 1 >/logs/verifier/reward.txt; setsid sh $0 & sleep 0.01; exec sh $0' >/srv/again.sh; sh /srv/again.sh`), "", zero, zero, zero},
+	{"processes that start each other anew", background(`trap '' TERM INT HUP; echo 'echo 1 >/logs/verifier/reward.txt; sleep 0.01; setsid sh $0 & exit' >/srv/again.sh; sh /srv/again.sh`), "", zero, zero, zero},
 	{"a program for the kernel to run (core_pattern)", "echo '|/srv/evil' >/proc/sys/kernel/core_pattern", "", changed, zero, changed},
 	{"a hook that makes clones fail", "mkdir -p /etc/forkvm/resume.d; printf '#!/bin/sh\\nexit 1\\n' >/etc/forkvm/resume.d/evil; chmod +x /etc/forkvm/resume.d/evil", "",
 		"tampering (fork_does_not_start)", "tampering (fork_does_not_start)", "tampering (fork_does_not_start)"},
