@@ -4,7 +4,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"net"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/proto"
@@ -21,6 +24,7 @@ type Identity interface {
 	SetMachineID(id string) error
 	// RenewBootID returns the new boot id.
 	RenewBootID() (string, error)
+	SetNetwork(n proto.Network) error
 }
 
 const (
@@ -49,6 +53,7 @@ func (a *Agent) renew(r proto.RenewRequest) (proto.RenewResult, error) {
 	n.do(proto.ItemHostname, r.Hostname != "", func() error { return id.SetHostname(r.Hostname) })
 	n.do(proto.ItemMachineID, r.MachineID != "", func() error { return id.SetMachineID(r.MachineID) })
 	n.do(proto.ItemBootID, r.BootID, func() (err error) { n.bootID, err = id.RenewBootID(); return })
+	n.do(proto.ItemNetwork, r.Network != nil, func() error { return id.SetNetwork(*r.Network) })
 	if !n.failed {
 		a.publish(&n, r.Generation)
 	}
@@ -114,6 +119,32 @@ func checkRenewal(r proto.RenewRequest) error {
 		return failure(proto.CodeInvalidRequest, "hostname has %d bytes, at most %d are allowed", len(r.Hostname), maxHostname)
 	case r.MachineID != "" && !isHex(r.MachineID, 32):
 		return failure(proto.CodeInvalidRequest, "machine id %.64q is not 32 lower-case hexadecimal digits", r.MachineID)
+	}
+	return checkNetwork(r.Network)
+}
+
+// maxAddresses bounds each list of a network.
+const maxAddresses = 16
+
+func checkNetwork(n *proto.Network) error {
+	if n == nil {
+		return nil
+	}
+	if mac, err := net.ParseMAC(n.MAC); err != nil || len(mac) != 6 {
+		return failure(proto.CodeInvalidRequest, "address of the network card %.40q is none", n.MAC)
+	}
+	if max(len(n.Addresses), len(n.Gateways), len(n.Resolvers)) > maxAddresses {
+		return failure(proto.CodeInvalidRequest, "more than %d addresses, gateways or resolvers", maxAddresses)
+	}
+	for _, text := range n.Addresses {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			return failure(proto.CodeInvalidRequest, "address %.60q is not one with the length of its prefix", text)
+		}
+	}
+	for _, text := range append(slices.Clone(n.Gateways), n.Resolvers...) {
+		if _, err := netip.ParseAddr(text); err != nil {
+			return failure(proto.CodeInvalidRequest, "address %.60q is none", text)
+		}
 	}
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 
 const (
 	generationA = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
+	cardAddress = "02:00:00:00:00:07"
 	generationB = "6ba7b811-9dad-41d1-80b4-00c04fd430c8"
 )
 
@@ -38,11 +39,15 @@ func (f *fakeIdentity) SetClock(t time.Time) error    { f.clock = t; return f.ca
 func (f *fakeIdentity) SetHostname(name string) error { return f.call("hostname", name) }
 func (f *fakeIdentity) SetMachineID(id string) error  { return f.call("machine-id", id) }
 func (f *fakeIdentity) RenewBootID() (string, error)  { return "boot", f.call("boot-id", "") }
+func (f *fakeIdentity) SetNetwork(n proto.Network) error {
+	return f.call("network", n.MAC+" "+strings.Join(n.Addresses, ","))
+}
 
 func identity(generation string) client.Identity {
 	return client.Identity{
 		Generation: generation, Entropy: []byte("entropy"), WallClock: time.Now,
 		Hostname: "clone-1", MachineID: strings.Repeat("0f", 16), BootID: true,
+		Network: &proto.Network{MAC: cardAddress, Addresses: []string{"10.0.2.15/24"}},
 	}
 }
 
@@ -56,7 +61,7 @@ func TestA3Renew(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"entropy=entropy", "clock=", "hostname=clone-1", "machine-id=" + strings.Repeat("0f", 16), "boot-id="}
+	want := []string{"entropy=entropy", "clock=", "hostname=clone-1", "machine-id=" + strings.Repeat("0f", 16), "boot-id=", "network=" + cardAddress + " 10.0.2.15/24"}
 	if !slices.Equal(id.calls, want) {
 		t.Errorf("renewed %q, want %q", id.calls, want)
 	}
@@ -82,7 +87,7 @@ func TestA3Renew(t *testing.T) {
 func TestA3RenewFailsClosed(t *testing.T) {
 	for what, item := range map[string]string{
 		"entropy": proto.ItemEntropy, "clock": proto.ItemWallClock, "hostname": proto.ItemHostname,
-		"machine-id": proto.ItemMachineID, "boot-id": proto.ItemBootID,
+		"machine-id": proto.ItemMachineID, "boot-id": proto.ItemBootID, "network": proto.ItemNetwork,
 	} {
 		id := &fakeIdentity{fail: map[string]error{what: errors.New("no")}}
 		g := start(t, agent.Config{Identity: id})
@@ -129,7 +134,7 @@ func TestHooks(t *testing.T) {
 	hook(t, dir, "10-first", "echo first >>"+ran, 0o755)
 	hook(t, dir, "30-not-executable", "echo no >>"+ran, 0o644)
 	hook(t, dir, "40-old~", "echo no >>"+ran, 0o755)
-	if r, err := g.WaitRenewed(context.Background(), identity(generationA)); err != nil || len(r.Items) != 6 {
+	if r, err := g.WaitRenewed(context.Background(), identity(generationA)); err != nil || len(r.Items) != 7 {
 		t.Fatalf("first boot: %+v, %v", r, err)
 	}
 	if _, err := os.Stat(ran); err == nil {
@@ -193,6 +198,15 @@ func TestRenewRefusesNonsense(t *testing.T) {
 		"entropy":              func(i *client.Identity) { i.Entropy = make([]byte, 513) },
 		"hostname":             func(i *client.Identity) { i.Hostname = strings.Repeat("h", 65) },
 		"machine id":           func(i *client.Identity) { i.MachineID = "../../etc" },
+		"card":                 func(i *client.Identity) { i.Network = &proto.Network{MAC: "02:00"} },
+		"address": func(i *client.Identity) {
+			i.Network = &proto.Network{MAC: cardAddress, Addresses: []string{"10.0.0.1"}}
+		},
+		"gateway": func(i *client.Identity) { i.Network = &proto.Network{MAC: cardAddress, Gateways: []string{"gw"}} },
+		"resolver": func(i *client.Identity) {
+			i.Network = &proto.Network{MAC: cardAddress, Resolvers: []string{"$(reboot)"}}
+		},
+		"resolvers":            func(i *client.Identity) { i.Network = &proto.Network{MAC: cardAddress, Resolvers: make([]string, 17)} },
 		"machine id with case": func(i *client.Identity) { i.MachineID = strings.Repeat("AB", 16) },
 	} {
 		id := identity(generationA)

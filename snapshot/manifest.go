@@ -60,6 +60,8 @@ type Guest struct {
 	// GuestAgent: the guest runs the guest agent, which a clone has to hear
 	// from before it counts as ready.
 	GuestAgent bool `json:"guest_agent,omitempty"`
+	// NetworkMTU is the size of the largest packet of the network card, 0 if there is none.
+	NetworkMTU int `json:"network_mtu,omitempty"`
 }
 
 // Host is where the machine was frozen: a restore compares it with where it

@@ -29,6 +29,8 @@ type Identity struct {
 	MachineID string
 	// BootID asks for a fresh boot id.
 	BootID bool
+	// Network is for a guest with a network card.
+	Network *proto.Network
 }
 
 // Renewal is what a guest confirmed.
@@ -64,6 +66,7 @@ func (e *UnconfirmedError) Error() string {
 func (c *Client) Renew(ctx context.Context, id Identity) (Renewal, error) {
 	request := renewRequest{clock: id.WallClock, RenewRequest: proto.RenewRequest{
 		Generation: id.Generation, Entropy: id.Entropy, Hostname: id.Hostname, MachineID: id.MachineID, BootID: id.BootID,
+		Network: id.Network,
 	}}
 	var result proto.RenewResult
 	if err := c.simple(ctx, proto.OpRenew, &request, &result); err != nil {
@@ -117,6 +120,7 @@ func confirm(r proto.RenewRequest, result proto.RenewResult) error {
 	need(proto.ItemHostname, r.Hostname != "", proto.RenewDone)
 	need(proto.ItemMachineID, r.MachineID != "", proto.RenewDone, proto.RenewAbsent)
 	need(proto.ItemBootID, r.BootID, proto.RenewDone)
+	need(proto.ItemNetwork, r.Network != nil, proto.RenewDone)
 	_, hooks := result.Items[proto.ItemHooks]
 	need(proto.ItemHooks, hooks, proto.RenewDone)
 	if len(open) > 0 {

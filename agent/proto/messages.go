@@ -440,6 +440,20 @@ type RenewRequest struct {
 	MachineID string `json:"machine_id,omitempty"`
 	// BootID asks for a fresh boot id, made of the renewed entropy.
 	BootID bool `json:"boot_id,omitempty"`
+	// Network is for a guest with a network card.
+	Network *Network `json:"network,omitempty"`
+}
+
+// Network is what a guest is on its network.
+type Network struct {
+	// MAC is the card's address, such as 02:00:00:00:00:01.
+	MAC string `json:"mac"`
+	// Addresses are the interface's own, with the lengths of their prefixes: 10.0.2.15/24.
+	Addresses []string `json:"addresses"`
+	// Gateways are on the way to everywhere else, one of each family.
+	Gateways []string `json:"gateways,omitempty"`
+	// Resolvers are asked for names.
+	Resolvers []string `json:"resolvers,omitempty"`
 }
 
 // Items of a renewal, the keys of RenewResult.Items.
@@ -449,6 +463,7 @@ const (
 	ItemHostname   = "hostname"
 	ItemMachineID  = "machine_id"
 	ItemBootID     = "boot_id"
+	ItemNetwork    = "network"
 	ItemGeneration = "generation"
 	// ItemHooks is there only if the guest has hooks. It comes before the generation.
 	ItemHooks = "hooks"

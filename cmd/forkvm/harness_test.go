@@ -40,6 +40,13 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
+	if os.Getenv(actsAsWorld) != "" {
+		if err := runWorld(); err != nil {
+			fmt.Fprintln(os.Stderr, "world:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	code := m.Run()
 	if shared.dir != "" {
 		os.RemoveAll(shared.dir)

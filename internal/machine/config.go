@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
@@ -26,6 +27,8 @@ type Shape struct {
 	CPUs        int         `json:"cpus"`
 	MemoryBytes uint64      `json:"memory_bytes"`
 	Disks       []DiskShape `json:"disks,omitempty"`
+	// NetworkMTU is the size of the largest packet of the guest's network card, 0 if it has none.
+	NetworkMTU int `json:"network_mtu,omitempty"`
 	// Kernel is the release of the guest's kernel, if it is known.
 	Kernel string `json:"kernel,omitempty"`
 	// CommandLine is what the kernel was booted with.
@@ -92,6 +95,9 @@ type Config struct {
 	Tops []*os.File
 
 	Vsock Vsock
+	// Network is the other end of the card that the shape says there is, nil if there is none, and MAC the card's address.
+	Network Network
+	MAC     nic.MAC
 	// Console gets what the guest writes to its serial console. A slow writer
 	// slows the guest.
 	Console io.Writer
@@ -125,6 +131,10 @@ func (c *Config) Close() error {
 	if c.WorkingSet != nil {
 		errs = append(errs, c.WorkingSet.Close())
 		c.WorkingSet = nil
+	}
+	if c.Network != nil {
+		errs = append(errs, c.Network.Close())
+		c.Network = nil
 	}
 	if c.Vsock.Listener != nil {
 		errs = append(errs, c.Vsock.Listener.Close())
@@ -160,6 +170,9 @@ func (c *Config) validate() error {
 	if len(c.Disks) != len(c.Shape.Disks) || len(c.Tops) != len(c.Shape.Disks) {
 		return fmt.Errorf("%d disks, but layers for %d and tops for %d", len(c.Shape.Disks), len(c.Disks), len(c.Tops))
 	}
+	if (c.Shape.NetworkMTU != 0) != (c.Network != nil) {
+		return errors.New("a network card needs a network, and a network a card")
+	}
 	for i, d := range c.Shape.Disks {
 		if d.ReadOnly != (c.Tops[i] == nil) {
 			return fmt.Errorf("disk %s: a writable disk needs a top layer, a read-only one must have none", d.Name)
@@ -173,6 +186,9 @@ func (c *Config) validate() error {
 func (s *Shape) Validate() error {
 	if len(s.Disks) > MaxDisks {
 		return fmt.Errorf("%d disks: at most %d are possible", len(s.Disks), MaxDisks)
+	}
+	if s.NetworkMTU != 0 && (s.NetworkMTU < nic.MinMTU || s.NetworkMTU > nic.MaxMTU) {
+		return fmt.Errorf("network card with packets of %d bytes: %d to %d are possible", s.NetworkMTU, nic.MinMTU, nic.MaxMTU)
 	}
 	names := map[string]bool{}
 	for _, d := range s.Disks {

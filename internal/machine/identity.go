@@ -30,7 +30,9 @@ type Identity struct {
 	Hostname   string `json:"hostname"`
 	// MachineID is the content of /etc/machine-id: 32 hexadecimal digits.
 	MachineID string `json:"machine_id"`
-	Time      Time   `json:"time"`
+	// MAC is the address of the network card, of a VM that has one.
+	MAC  string `json:"mac,omitempty"`
+	Time Time   `json:"time"`
 }
 
 // NewIdentity returns an identity that nobody had before.
@@ -39,6 +41,7 @@ func NewIdentity(hostname string, t Time) Identity {
 		Generation: uuid(platform.NewGUID()),
 		Hostname:   hostname,
 		MachineID:  hex.EncodeToString(random(16)),
+		MAC:        newMAC(),
 		Time:       t,
 	}
 }
@@ -81,6 +84,7 @@ func (m *Machine) renew(ctx context.Context, id Identity) error {
 		Hostname:   id.Hostname,
 		MachineID:  id.MachineID,
 		BootID:     true,
+		Network:    m.renewedNetwork(id.MAC),
 	}
 	if id.Time != TimeFrozen {
 		fresh.WallClock = time.Now
@@ -89,5 +93,8 @@ func (m *Machine) renew(ctx context.Context, id Identity) error {
 		return err
 	}
 	m.generation.Store(&id.Generation)
+	if m.network != nil {
+		m.network.Renewed()
+	}
 	return nil
 }

@@ -19,6 +19,8 @@ type Size struct {
 	MemoryBytes uint64
 	// CommandLine is added to the image's own.
 	CommandLine string
+	// NetworkMTU is the shape's.
+	NetworkMTU int
 }
 
 // FromImage returns what a cold boot of an image starts from: the shape and the
@@ -32,6 +34,7 @@ func FromImage(img *image.Image, name string, size Size) (*Checkpoint, *Kernel, 
 		Kernel:      manifest.KernelRelease,
 		Image:       name,
 		GuestAgent:  true,
+		NetworkMTU:  size.NetworkMTU,
 	}}
 	if size.CommandLine != "" {
 		c.Shape.CommandLine += " " + size.CommandLine

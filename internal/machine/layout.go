@@ -24,11 +24,12 @@ const (
 	generationGSI = 23 // last pin of the I/O APIC
 )
 
-// Slots of the virtio-mmio windows. Slot 3 is kept for a network card.
+// Slots of the virtio-mmio windows.
 const (
 	rngSlot     = 0
 	vsockSlot   = 1
 	balloonSlot = 2
+	networkSlot = 3 // empty in a machine without a card
 	diskSlot    = 4 // first disk; the others follow
 )
 
@@ -40,6 +41,9 @@ func diskID(index int) string { return fmt.Sprintf("blk%d", index) }
 // describe tells the guest's kernel, through ACPI, what the address map holds.
 func describe(s Shape) acpi.Config {
 	slots := []int{rngSlot, vsockSlot, balloonSlot}
+	if s.NetworkMTU != 0 {
+		slots = append(slots, networkSlot)
+	}
 	for i := range s.Disks {
 		slots = append(slots, diskSlot+i)
 	}

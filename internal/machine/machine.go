@@ -14,6 +14,7 @@ import (
 	"github.com/forkvm/forkvm/devices"
 	"github.com/forkvm/forkvm/devices/balloon"
 	"github.com/forkvm/forkvm/devices/blk"
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/platform"
 	"github.com/forkvm/forkvm/devices/rng"
 	"github.com/forkvm/forkvm/devices/vsock"
@@ -40,6 +41,8 @@ type Machine struct {
 	disks   []*layer.Disk
 	vsock   *vsock.Device
 	balloon *balloon.Device
+	card    *nic.Device // nil for a machine without one, as network
+	network Network
 	serial  *platform.Serial
 	// generationID announces a new generation to the guest's kernel.
 	generationID *platform.GenerationID
@@ -281,6 +284,9 @@ func (m *Machine) Close() error {
 	if m.workingSet != nil {
 		errs = append(errs, m.workingSet.Close())
 	}
+	if m.network != nil {
+		errs = append(errs, m.network.Close())
+	}
 	if m.listener != nil {
 		errs = append(errs, m.listener.Close())
 	}
@@ -298,7 +304,7 @@ func (m *Machine) Close() error {
 // can interrupt the guest first, the generation id last, so that its interrupt
 // is not overwritten by another state.
 func (m *Machine) addDevices(c *Config) error {
-	for _, add := range []func(*Config) error{m.addPlatform, m.addRNG, m.addVsock, m.addBalloon, m.addDisks, m.addGeneration} {
+	for _, add := range []func(*Config) error{m.addPlatform, m.addRNG, m.addVsock, m.addBalloon, m.addNetwork, m.addDisks, m.addGeneration} {
 		if err := add(c); err != nil {
 			return err
 		}

@@ -102,6 +102,8 @@ func (s Shape) compatible(o Shape) error {
 		return &ShapeError{fmt.Sprintf("it has %d vCPUs, the machine %d", o.CPUs, s.CPUs)}
 	case s.MemoryBytes != o.MemoryBytes:
 		return &ShapeError{fmt.Sprintf("it has %d MiB of memory, the machine %d", o.MemoryBytes>>20, s.MemoryBytes>>20)}
+	case s.NetworkMTU != o.NetworkMTU:
+		return &ShapeError{"its network card is not the machine's"}
 	case !slices.Equal(s.Disks, o.Disks):
 		return &ShapeError{"its disks are not the machine's"}
 	case s.GuestAgent != o.GuestAgent, s.Kernel != o.Kernel, s.CommandLine != o.CommandLine:

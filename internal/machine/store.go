@@ -53,6 +53,7 @@ func (c *Checkpoint) store(ctx context.Context, st *store.Store, label Label) (*
 			Kernel:      c.Shape.Kernel,
 			CommandLine: c.Shape.CommandLine,
 			GuestAgent:  c.Shape.GuestAgent,
+			NetworkMTU:  c.Shape.NetworkMTU,
 		},
 	}
 	m.Descend(label.Lineage)
@@ -101,6 +102,7 @@ func FromStore(ctx context.Context, st *store.Store, name string, verify bool) (
 			CommandLine: m.Guest.CommandLine,
 			Image:       m.Image,
 			GuestAgent:  m.Guest.GuestAgent,
+			NetworkMTU:  m.Guest.NetworkMTU,
 		},
 	}
 	for _, d := range s.Disks {

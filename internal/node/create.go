@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/linux"
@@ -46,6 +47,11 @@ type Options struct {
 	// Recording is what is kept of what is done to the VM. If empty, that of the
 	// parent for a fork, otherwise RecordJournal.
 	Recording Recording
+	// Network says what the VM may reach. Nil: a boot from an image makes a VM without a network card; a VM of a snapshot that
+	// has one may reach nothing; a child of a fork what its parent may.
+	Network *policy.Policy
+	// NetworkMTU is the size of the largest packet of the card, for a boot from an image; machine.DefaultMTU if 0.
+	NetworkMTU int
 }
 
 // demand is that of VMs with so much RAM, made with the same options.
@@ -77,7 +83,9 @@ func (n *Node) Boot(ctx context.Context, imageName string, o Options) (*VM, erro
 	if err != nil {
 		return nil, err
 	}
-	checkpoint, kernel, err := machine.FromImage(img.Image, imageName, machine.Size{CPUs: o.CPUs, MemoryBytes: o.MemoryBytes, CommandLine: o.CommandLine})
+	checkpoint, kernel, err := machine.FromImage(img.Image, imageName, machine.Size{
+		CPUs: o.CPUs, MemoryBytes: o.MemoryBytes, CommandLine: o.CommandLine, NetworkMTU: o.cardMTU(),
+	})
 	if err != nil {
 		return nil, failure.As(failure.ImageInvalid, err)
 	}
@@ -180,6 +188,9 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 				o.Recording = parent.Recording
 			}
 			o.setDefaults()
+			if o.Network == nil {
+				o.Network = parent.Record.Network
+			}
 			children[i].VM, children[i].Err = n.launch(ctx, o, plan{
 				course:     course.clone(),
 				checkpoint: checkpoint,
@@ -274,6 +285,10 @@ type plan struct {
 // launch makes the VM's directory and process. It leaves nothing behind when it
 // fails.
 func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
+	network, err := o.network(l.checkpoint.Shape)
+	if err != nil {
+		return nil, err
+	}
 	tops, err := machine.NewTops(l.checkpoint.Shape, n.tmpDir())
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
@@ -284,6 +299,9 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		return nil, err
 	}
 	d.record.Shape = l.checkpoint.Shape
+	if network != nil {
+		d.record.Network = &network.Policy
+	}
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)
 	d.record.Origin = d.record.Standing
@@ -295,6 +313,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		Checkpoint:   l.checkpoint,
 		Tops:         tops,
 		Identity:     d.record.Identity,
+		Network:      network,
 		ReadyTimeout: o.ReadyTimeout,
 		Attached:     o.Attached,
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/forkvm/forkvm/snapshot/store"
 )
 
-// Config says where a node keeps what. All fields are required.
+// Config says where a node keeps what. All fields but NetworkCommand are required.
 type Config struct {
 	// DataDir holds images and snapshots and the disks of running VMs.
 	DataDir string
@@ -21,6 +21,8 @@ type Config struct {
 	// Command starts a VM process: the program, and arguments that make it call
 	// process.Serve.
 	Command []string
+	// NetworkCommand is Command for a VM with a network card: a program that makes networks. Without it there are none.
+	NetworkCommand []string
 	// Version is recorded in snapshots.
 	Version string
 }

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
@@ -47,6 +48,8 @@ type Record struct {
 	Life
 
 	Shape machine.Shape `json:"shape"`
+	// Network is what the VM may reach, nil if it has no network card.
+	Network *policy.Policy `json:"network,omitempty"`
 
 	// PID, Started and HostBoot together name the VM process.
 	PID      int    `json:"pid"`
@@ -274,13 +277,18 @@ func (vm *VM) locked(ctx context.Context, do func(r *Record) error) error {
 
 // prepare starts the draft's process and lets it make its virtual machine.
 func (d *draft) prepare(cpus int) error {
+	command, program, err := d.node.command(d.record.Network != nil)
+	if err != nil {
+		return err
+	}
+	d.record.Program = program
 	device, err := openKVM()
 	if err != nil {
 		return err
 	}
 	defer device.Close()
 	d.prepared, err = process.Prepare(process.PrepareConfig{
-		Command:   d.node.config.Command,
+		Command:   command,
 		Directory: d.dir,
 		KVM:       device,
 		CPUs:      cpus,

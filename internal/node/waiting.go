@@ -125,6 +125,9 @@ func (d *draft) handBack() {
 
 // draft begins a VM, with a process that waits if there is one that fits.
 func (n *Node) draft(ctx context.Context, o Options, shape machine.Shape) (*draft, error) {
+	if shape.NetworkMTU != 0 { // those that wait have no network
+		return n.newDraft(o.Name)
+	}
 	entries, err := os.ReadDir(n.waitingDir())
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)

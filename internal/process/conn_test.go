@@ -272,7 +272,7 @@ func TestServeRefusesWhatIsNotPrepare(t *testing.T) {
 	if err := launcher.send(request{Op: opKill}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := Serve(context.Background(), theirs); err == nil || !strings.Contains(err.Error(), "kill") {
+	if err := Serve(context.Background(), theirs, Options{}); err == nil || !strings.Contains(err.Error(), "kill") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -295,7 +295,7 @@ func TestServeAnswersABadPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- Serve(context.Background(), theirs) }()
+	go func() { done <- Serve(context.Background(), theirs, Options{}) }()
 	_, _, err = receive(context.Background(), launcher)
 	if err == nil || !strings.Contains(err.Error(), "descriptor") {
 		t.Errorf("launcher was told %v", err)

@@ -43,6 +43,8 @@ type StartConfig struct {
 	Tops         []*os.File
 	Identity     machine.Identity
 	ReadyTimeout time.Duration
+	// Network is what is behind the network card, if the shape has one.
+	Network *NetworkConfig
 	// Attached makes the VM end with the calling process, however that ends, or
 	// when Release is called on the result.
 	Attached bool
@@ -247,6 +249,7 @@ func (c *StartConfig) send(launcher *conn) error {
 		Initrd:       t.add(c.Initrd),
 		Checkpoint:   checkpoint,
 		Identity:     c.Identity,
+		Network:      c.Network,
 		ReadyTimeout: c.ReadyTimeout,
 		Attached:     c.Attached,
 	}

@@ -3,9 +3,11 @@ package process
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"time"
 
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
@@ -26,6 +28,7 @@ const (
 	opCheckpoint = "checkpoint"
 	opCompact    = "compact"
 	opReset      = "reset"
+	opNetwork    = "network"
 	opKill       = "kill"
 )
 
@@ -37,6 +40,8 @@ type request struct {
 	// compacted into, by disk; -1 for a read-only one.
 	Tops  []int      `json:"tops,omitempty"`
 	Reset *resetForm `json:"reset,omitempty"`
+	// Policy is the new one of the network, nil to leave it as it is.
+	Policy *policy.Policy `json:"policy,omitempty"`
 }
 
 // resetForm is machine.Target as it travels, without the tops.
@@ -48,10 +53,11 @@ type resetForm struct {
 }
 
 type response struct {
-	Error      *failure.Error  `json:"error,omitempty"`
-	Started    *Started        `json:"started,omitempty"`
-	Status     *Status         `json:"status,omitempty"`
-	Checkpoint *checkpointForm `json:"checkpoint,omitempty"`
+	Error      *failure.Error         `json:"error,omitempty"`
+	Started    *Started               `json:"started,omitempty"`
+	Status     *Status                `json:"status,omitempty"`
+	Checkpoint *checkpointForm        `json:"checkpoint,omitempty"`
+	Network    *machine.NetworkStatus `json:"network,omitempty"`
 	// Reset is how long a reset took, from the request to the guest agent's
 	// confirmation.
 	Reset time.Duration `json:"reset_ns,omitempty"`
@@ -114,10 +120,19 @@ type startForm struct {
 	Checkpoint checkpointForm   `json:"checkpoint"`
 	Tops       []int            `json:"tops"`
 	Identity   machine.Identity `json:"identity"`
+	// Network is nil for a machine without a card.
+	Network *NetworkConfig `json:"network,omitempty"`
 	// ReadyTimeout bounds the wait for the guest agent.
 	ReadyTimeout time.Duration `json:"ready_timeout_ns"`
 	// Attached: the VM ends when the launch socket is closed.
 	Attached bool `json:"attached,omitempty"`
+}
+
+// NetworkConfig says what a guest's network is, beside what the card is.
+type NetworkConfig struct {
+	Policy policy.Policy `json:"policy"`
+	// Resolvers are asked for the names that the guest asks for.
+	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
 }
 
 type layerForm struct {

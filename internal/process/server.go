@@ -26,14 +26,14 @@ const LaunchDescriptor = 3
 // Serve is the life of a VM process: it prepares a virtual machine, waits for its
 // start message, runs the VM and answers at the control socket until the VM has ended.
 // It returns what ended it, nil when that was the guest or a kill.
-func Serve(ctx context.Context, launch *os.File) error {
+func Serve(ctx context.Context, launch *os.File, o Options) error {
 	var timeline machine.Timeline
 	timeline.End(phaseProcess)
 	c, err := fileConn(launch)
 	if err != nil {
 		return err
 	}
-	s := &server{launcher: c, conns: map[*conn]struct{}{}}
+	s := &server{options: o, launcher: c, conns: map[*conn]struct{}{}}
 	defer s.close()
 	start, files, err := s.wait(ctx, &timeline)
 	if err != nil {
@@ -61,6 +61,7 @@ func Serve(ctx context.Context, launch *os.File) error {
 
 // server is a running VM process.
 type server struct {
+	options  Options
 	launcher *conn // from whom the start message comes
 
 	// Until the machine takes them over.
@@ -112,6 +113,9 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	err = errors.Join(err, files.err)
 	if err == nil {
 		c.Console, err = machine.NewConsoleLog(s.console)
+	}
+	if err == nil && form.Network != nil {
+		err = s.addNetwork(&c, form)
 	}
 	if err != nil {
 		// What the machine would have taken over is still ours.
@@ -168,7 +172,7 @@ func classify(err error) *failure.Error {
 	var unconfirmed *client.UnconfirmedError
 	var misfit *machine.ShapeError
 	switch {
-	case errors.As(err, &misfit), errors.Is(err, machine.ErrNoOrigin):
+	case errors.As(err, &misfit), errors.Is(err, machine.ErrNoOrigin), errors.Is(err, machine.ErrNoCard):
 		return failure.As(failure.InvalidArgument, err)
 	case errors.As(err, &incompatible):
 		return failure.As(failure.SnapshotUnsupported, err)
@@ -262,6 +266,9 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 		return s.compact(c, req, files)
 	case opReset:
 		return s.reset(c, req, files)
+	case opNetwork:
+		status, err := s.network(req.Policy)
+		return c.send(response{Network: status, Error: err}, nil)
 	}
 	return c.send(response{Error: failure.New(failure.InvalidArgument, "unknown operation %q", req.Op)}, nil)
 }

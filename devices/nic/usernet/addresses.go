@@ -64,3 +64,12 @@ func (h *hostAddresses) has(a netip.Addr) bool {
 	}
 	return h.all[a.Unmap().WithZone("")]
 }
+
+// Addressing is what the guest is to be told.
+func (n *Net) Addressing() nic.Addressing {
+	return nic.Addressing{
+		Addresses: []netip.Prefix{netip.PrefixFrom(Guest4, Bits4), netip.PrefixFrom(Guest6, Bits6)},
+		Gateways:  []netip.Addr{Gateway4, Gateway6},
+		Resolvers: []netip.Addr{Resolver4, Resolver6},
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"github.com/forkvm/forkvm/devices/nic"
 )
@@ -301,10 +302,16 @@ func (n *Net) Restore(data json.RawMessage) error {
 	return nil
 }
 
-// forget ends everything that the guest has open.
+// forget ends everything that the guest has open, and what the stack still remembers of it: a guest that was put back opens its
+// next connection from a port that it has used in another life.
 func (n *Net) forget() {
 	n.relays.reset(n.life)
 	n.udp.each((*session).end)
+	for _, e := range n.stack.RegisteredEndpoints() {
+		if e, ok := e.(*tcp.Endpoint); ok && e.EndpointState() != tcp.StateListen {
+			e.Abort()
+		}
+	}
 }
 
 // Renewed is called when the guest has its own addresses: what it had open before can be ended.

@@ -98,7 +98,10 @@ type Net struct {
 	closed bool
 }
 
-const nicID = 1
+const (
+	nicID    = 1
+	timeWait = time.Second
+)
 
 // New returns a network that the guest's card can be attached to.
 func New(c Config) (*Net, error) {
@@ -180,6 +183,11 @@ func (n *Net) configure() error {
 	s.SetSpoofing(nicID, true)
 	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, n.config.Limits.Connections, n.connection).HandlePacket)
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, n.datagram).HandlePacket)
+	// Nothing is late or twice on this wire, so that a connection that has ended need not be remembered.
+	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, &wait); err != nil {
+		return fmt.Errorf("set time to wait: %s", err)
+	}
 	var err error
 	n.dns, err = newResolver(n)
 	return err
@@ -263,3 +271,11 @@ func (n *Net) dial(ctx context.Context, t policy.Target) (net.Conn, error) {
 
 // dialTimeout is how long a server may take to accept.
 const dialTimeout = 20 * time.Second
+
+// Status says what has become of what the guest tried.
+func (n *Net) Status() policy.Status {
+	s := policy.Status{Sessions: n.udp.count(), Frames: n.Frames()}
+	n.relays.each(func(*relay) { s.Connections++ })
+	s.Refused, s.Refusals = n.Refusals()
+	return s
+}

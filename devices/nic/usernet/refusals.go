@@ -9,17 +9,6 @@ import (
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
-// Refusal is something that the guest tried and was refused, however often.
-type Refusal struct {
-	Protocol string        `json:"protocol"` // tcp, udp, icmp or dns
-	Address  string        `json:"address,omitempty"`
-	Port     uint16        `json:"port,omitempty"`
-	Name     string        `json:"name,omitempty"`
-	Reason   policy.Reason `json:"reason"`
-	Count    uint64        `json:"count"`
-	Last     time.Time     `json:"last"`
-}
-
 // maxRefusals is how many different ones are remembered: the latest.
 const maxRefusals = 256
 
@@ -34,10 +23,10 @@ type refusalKey struct {
 type refusals struct {
 	mu    sync.Mutex
 	total uint64
-	by    map[refusalKey]*Refusal
+	by    map[refusalKey]*policy.Refusal
 }
 
-func newRefusals() *refusals { return &refusals{by: map[refusalKey]*Refusal{}} }
+func newRefusals() *refusals { return &refusals{by: map[refusalKey]*policy.Refusal{}} }
 
 func (r *refusals) note(t *policy.Target, reason policy.Reason) {
 	k := refusalKey{protocol: t.Protocol.String(), address: t.Address, port: t.Port, reason: reason}
@@ -60,7 +49,7 @@ func (r *refusals) count(k refusalKey) {
 		if len(r.by) >= maxRefusals {
 			r.forgetOldestLocked()
 		}
-		one = &Refusal{Protocol: k.protocol, Port: k.port, Name: k.name, Reason: k.reason}
+		one = &policy.Refusal{Protocol: k.protocol, Port: k.port, Name: k.name, Reason: k.reason}
 		if k.address.IsValid() {
 			one.Address = k.address.String()
 		}
@@ -82,15 +71,15 @@ func (r *refusals) forgetOldestLocked() {
 }
 
 // list returns the latest first.
-func (r *refusals) list() (total uint64, list []Refusal) {
+func (r *refusals) list() (total uint64, list []policy.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, one := range r.by {
 		list = append(list, *one)
 	}
-	slices.SortFunc(list, func(a, b Refusal) int { return b.Last.Compare(a.Last) })
+	slices.SortFunc(list, func(a, b policy.Refusal) int { return b.Last.Compare(a.Last) })
 	return r.total, list
 }
 
 // Refusals returns how often something was refused, and what: the latest first.
-func (n *Net) Refusals() (total uint64, list []Refusal) { return n.refused.list() }
+func (n *Net) Refusals() (total uint64, list []policy.Refusal) { return n.refused.list() }

@@ -112,7 +112,7 @@ func (a *app) root() *cobra.Command {
 	a.add(root, "run", a.runVerb(), a.createVerb(), a.restoreVerb(), a.forkVerb())
 	a.add(root, "use", a.execVerb(), a.shellVerb(), a.copyVerb(), a.portVerb(), a.logsVerb(), a.rewardVerb())
 	a.add(root, "records", a.logVerbs(), a.treeVerb(), a.diffVerb(), a.replayVerb())
-	a.add(root, "life", a.listVerb(), a.inspectVerb(), a.statsVerb(), a.pauseVerb(), a.resumeVerb(), a.resetVerb(), a.waitVerb(), a.killVerb(), a.removeVerb())
+	a.add(root, "life", a.listVerb(), a.inspectVerb(), a.statsVerb(), a.pauseVerb(), a.resumeVerb(), a.resetVerb(), a.networkVerb(), a.waitVerb(), a.killVerb(), a.removeVerb())
 	a.add(root, "node", a.imageVerbs(), a.snapshotVerbs(), a.taskVerbs(), a.prepareVerb(), a.doctorVerb(), a.versionVerb())
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	return root

@@ -16,6 +16,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
@@ -30,6 +31,7 @@ func TestFlagsReachTheNode(t *testing.T) {
 		"create --snapshot task-1 --name again --time frozen",
 		"restore task-1 -n 1 --headroom 64M",
 		"fork alpha --headroom 0",
+		"restore task-1 --allow example.org:443",
 		"run --memory 1.5G debian --cpus 3 -- uname",
 	} {
 		if _, stderr, code := s.run(strings.Fields(line)...); code != 0 {
@@ -43,6 +45,7 @@ func TestFlagsReachTheNode(t *testing.T) {
 		{Name: "again", Time: machine.TimeFrozen, ReadyTimeout: patience},
 		{Time: machine.TimeHost, ReadyTimeout: patience, Headroom: 64 << 20},
 		{Time: machine.TimeHost, ReadyTimeout: patience, Headroom: machine.Unlimited},
+		{Time: machine.TimeHost, ReadyTimeout: patience, Network: &policy.Policy{Mode: policy.Allowlist, Allow: []string{"example.org:443"}}},
 		{Attached: true, Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 3, MemoryBytes: 3 << 29},
 	}
 	if !reflect.DeepEqual(s.node.made, want) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
@@ -68,6 +69,21 @@ type fakeVM struct {
 
 	judged   []node.Judging
 	verdicts []*judge.Verdict // one for each call, again and again
+}
+
+func (v *fakeVM) SetNetwork(_ context.Context, p policy.Policy) error {
+	v.record.Network = &p
+	return nil
+}
+
+func (v *fakeVM) NetworkStatus(context.Context) (*machine.NetworkStatus, error) {
+	if v.record.Network == nil {
+		return nil, failure.New(failure.InvalidArgument, "vm %s has no network card", v.record.Name)
+	}
+	return &machine.NetworkStatus{Status: policy.Status{Connections: 2, Refused: 3, Refusals: []policy.Refusal{
+		{Protocol: "tcp", Address: "169.254.169.254", Port: 80, Reason: policy.ReasonSpecial, Count: 2, Last: epoch},
+		{Protocol: "dns", Name: "evil\x1b.example", Reason: policy.ReasonNotAllowed, Count: 1, Last: epoch},
+	}}}, nil
 }
 
 func newFakeNode(t *testing.T) *fakeNode {

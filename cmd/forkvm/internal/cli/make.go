@@ -75,6 +75,7 @@ func (h *headroom) Type() string   { return "size" }
 
 // cloneFlags are for whatever makes a VM.
 type cloneFlags struct {
+	networkFlags
 	time         machine.Time
 	readyTimeout time.Duration
 	headroom     headroom
@@ -88,10 +89,14 @@ func (c *cloneFlags) add(f *pflag.FlagSet) {
 	f.Var(&c.headroom, "headroom", "memory that the control group's limit must leave for each VM; 0: do not look")
 	f.Var(choice[node.Recording]{&c.recording, []node.Recording{node.RecordNone, node.RecordJournal, node.RecordSteps}}, "record",
 		"what is kept of what is done to the VM: nothing, a journal (the default), or a snapshot of each step, too; a fork has what its parent has")
+	c.networkFlags.add(f)
 }
 
-func (c *cloneFlags) options(name string) node.Options {
-	return node.Options{Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording}
+func (c *cloneFlags) options(name string) (node.Options, error) {
+	network, err := c.networkFlags.policy()
+	return node.Options{
+		Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording, Network: network,
+	}, err
 }
 
 // bootFlags are for a boot from an image.
@@ -121,9 +126,9 @@ func (b *bootFlags) options() (node.Options, error) {
 	if _, err := memory.Layout(uint64(b.memory)); err != nil {
 		return node.Options{}, usagef("--memory: %w", err)
 	}
-	o := b.cloneFlags.options(b.name)
+	o, err := b.cloneFlags.options(b.name)
 	o.CPUs, o.MemoryBytes, o.CommandLine = b.cpus, uint64(b.memory), b.cmdline
-	return o, nil
+	return o, err
 }
 
 func (a *app) createVerb() *cobra.Command {
@@ -156,7 +161,11 @@ func (a *app) createVerb() *cobra.Command {
 				return usagef("--%s: a VM from a snapshot has what the snapshot had", name)
 			}
 		}
-		return a.created(flags.start(ctx, func() (VM, error) { return n.Restore(ctx, from, flags.cloneFlags.options(flags.name)) }))
+		options, err := flags.cloneFlags.options(flags.name)
+		if err != nil {
+			return err
+		}
+		return a.created(flags.start(ctx, func() (VM, error) { return n.Restore(ctx, from, options) }))
 	})
 	a.withQuiet(cmd, "print the id only (it is all that is printed anyway)")
 	return a.withOutput(cmd)
@@ -225,7 +234,10 @@ func (m *manyFlags) options(f *pflag.FlagSet) ([]node.Options, error) {
 		if len(m.names) > 0 {
 			name = m.names[i]
 		}
-		options[i] = m.cloneFlags.options(name)
+		var err error
+		if options[i], err = m.cloneFlags.options(name); err != nil {
+			return nil, err
+		}
 	}
 	return options, nil
 }

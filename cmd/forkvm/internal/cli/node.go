@@ -7,9 +7,11 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/guest/image"
 	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
+	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/snapshot/archive"
 	"github.com/forkvm/forkvm/snapshot/store"
@@ -110,6 +112,9 @@ type Life interface {
 	Kill(ctx context.Context) error
 	Wait(ctx context.Context) (*vmm.Exit, error)
 	Remove(ctx context.Context, force bool) error
+	// SetNetwork replaces what the VM may reach.
+	SetNetwork(ctx context.Context, p policy.Policy) error
+	NetworkStatus(ctx context.Context) (*machine.NetworkStatus, error)
 }
 
 // Copier makes more of a VM.

@@ -1,0 +1,144 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/machine"
+)
+
+// networkFlags say what a VM may reach.
+type networkFlags struct {
+	mode  policy.Mode
+	allow []string
+	deny  []string
+}
+
+func modes() []policy.Mode { return []policy.Mode{policy.NoNetwork, policy.Allowlist, policy.Public} }
+
+func (n *networkFlags) add(f *pflag.FlagSet) {
+	f.Var(choice[policy.Mode]{&n.mode, modes()}, "network", "what the guest may reach through its network card, which a VM from an image has only with this")
+	n.addEntries(f)
+}
+
+func (n *networkFlags) addEntries(f *pflag.FlagSet) {
+	f.StringArrayVar(&n.allow, "allow", nil, "let the guest reach HOST, *.HOST, an address or a prefix, with [:PORT[-PORT]][/tcp|/udp|/icmp] behind it; again for more")
+	f.StringArrayVar(&n.deny, "deny", nil, "keep the guest from an address or a prefix whatever is allowed; again for more")
+}
+
+// policy returns what the flags say, nil for nothing. Entries without a mode are an allowlist.
+func (n *networkFlags) policy() (*policy.Policy, error) {
+	p := policy.Policy{Mode: n.mode, Allow: n.allow, Deny: n.deny}
+	switch {
+	case p.Mode == "" && len(p.Allow) > 0:
+		p.Mode = policy.Allowlist
+	case p.Mode == "" && len(p.Deny) > 0:
+		return nil, usagef("--deny needs --network or --allow")
+	case p.Mode == "":
+		return nil, nil
+	}
+	if _, err := p.Compile(); err != nil {
+		return nil, usagef("%w", err)
+	}
+	return &p, nil
+}
+
+func (a *app) networkVerb() *cobra.Command {
+	cmd := &cobra.Command{Use: "network", Short: "Say what VMs may reach, and show what they tried", RunE: groupHelp}
+	cmd.AddCommand(a.networkSetVerb(), a.networkShowVerb())
+	return cmd
+}
+
+func (a *app) networkSetVerb() *cobra.Command {
+	var flags networkFlags
+	cmd := &cobra.Command{
+		Use:   "set [flags] VM no-network|allowlist|public",
+		Short: "Change what a VM may reach, while it runs",
+		Example: "  forkvm network set vm-1 allowlist --allow deb.debian.org:80 --allow '*.example.org:443'\n" +
+			"  forkvm network set vm-1 no-network",
+		Args: needs("VM", "no-network|allowlist|public"),
+	}
+	flags.addEntries(cmd.Flags())
+	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
+		flags.mode = policy.Mode(args[1])
+		if !slices.Contains(modes(), flags.mode) {
+			return usagef("%q is none of no-network, allowlist and public", args[1])
+		}
+		p, err := flags.policy()
+		if err != nil {
+			return err
+		}
+		vm, err := n.Find(args[0])
+		if err != nil {
+			return err
+		}
+		return vm.SetNetwork(ctx, *p)
+	})
+	return cmd
+}
+
+const networkSchema = "forkvm/network/v1"
+
+// networkView is the document of network show.
+type networkView struct {
+	Schema string         `json:"schema"`
+	VM     string         `json:"vm"`
+	Policy *policy.Policy `json:"policy"`
+	machine.NetworkStatus
+}
+
+func (a *app) networkShowVerb() *cobra.Command {
+	cmd := &cobra.Command{Use: "show VM", Short: "Show what a VM may reach, and what it was refused", Args: needs("VM")}
+	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
+		vm, err := n.Find(args[0])
+		if err != nil {
+			return err
+		}
+		status, err := vm.NetworkStatus(ctx)
+		if err != nil {
+			return err
+		}
+		r := vm.Record()
+		v := networkView{Schema: networkSchema, VM: r.ID, Policy: r.Network, NetworkStatus: *status}
+		if a.format.Machine() {
+			return output.WriteObject(a.Stdout, a.format, v)
+		}
+		return a.showNetwork(&v)
+	})
+	return a.withOutput(cmd)
+}
+
+// showNetwork prints the policy and, below it, what was refused.
+func (a *app) showNetwork(v *networkView) error {
+	fmt.Fprintf(a.Stdout, "policy: %s\n", v.Policy.Mode)
+	for _, entry := range v.Policy.Allow {
+		fmt.Fprintf(a.Stdout, "  allow %s\n", entry)
+	}
+	for _, entry := range v.Policy.Deny {
+		fmt.Fprintf(a.Stdout, "  deny %s\n", entry)
+	}
+	fmt.Fprintf(a.Stdout, "open: %d connections, %d UDP sessions\nrefused: %d\n", v.Connections, v.Sessions, v.Refused)
+	for _, r := range v.Refusals {
+		what := r.Name
+		if r.Address != "" {
+			what = r.Address
+			if r.Port != 0 {
+				what += " port " + strconv.Itoa(int(r.Port))
+			}
+			if r.Name != "" {
+				what += " (" + output.Visible(r.Name) + ")"
+			}
+		}
+		if _, err := fmt.Fprintf(a.Stdout, "  %s %s: %s, %d times\n", r.Protocol, output.Visible(what), r.Reason, r.Count); err != nil {
+			return err
+		}
+	}
+	return nil
+}

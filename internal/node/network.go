@@ -1,0 +1,112 @@
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/process"
+)
+
+// resolvPath names the host's resolvers.
+const resolvPath = "/etc/resolv.conf"
+
+// cardMTU is the MTU of the card of a VM that is booted, 0 if it gets none.
+func (o *Options) cardMTU() int {
+	switch {
+	case o.Network == nil:
+		return 0
+	case o.NetworkMTU == 0:
+		return machine.DefaultMTU
+	}
+	return o.NetworkMTU
+}
+
+// network is what is behind the card of a VM of this shape, nil if it has none.
+func (o *Options) network(s machine.Shape) (*process.NetworkConfig, error) {
+	if s.NetworkMTU == 0 {
+		if o.Network != nil {
+			return nil, failure.New(failure.InvalidArgument, "a network policy is for a vm with a network card: this one's snapshot was made without")
+		}
+		return nil, nil
+	}
+	c := &process.NetworkConfig{Policy: policy.Policy{Mode: policy.NoNetwork}, Resolvers: hostResolvers(resolvPath)}
+	if o.Network != nil {
+		c.Policy = *o.Network
+	}
+	if _, err := c.Policy.Compile(); err != nil {
+		return nil, failure.As(failure.InvalidArgument, err)
+	}
+	return c, nil
+}
+
+// maxResolvers is how many lines of resolv.conf count (resolv.conf(5)).
+const maxResolvers = 3
+
+// hostResolvers reads the host's resolvers. Without any, guests resolve no names.
+func hostResolvers(path string) (list []netip.AddrPort) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan() && len(list) < maxResolvers; {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 2 || fields[0] != "nameserver" {
+			continue
+		}
+		if a, err := netip.ParseAddr(fields[1]); err == nil {
+			list = append(list, netip.AddrPortFrom(a, 53))
+		}
+	}
+	return list
+}
+
+// command starts a VM process, one with a network stack or one without, and says which build of a program it is.
+func (n *Node) command(networked bool) (command []string, program string, err error) {
+	if !networked {
+		return n.config.Command, n.program, nil
+	}
+	if len(n.config.NetworkCommand) == 0 {
+		return nil, "", failure.New(failure.InvalidArgument, "this program makes no vms with a network card")
+	}
+	path := n.config.NetworkCommand[0]
+	if _, err := os.Stat(path); err != nil {
+		return nil, "", failure.New(failure.Internal, "a vm with a network card needs the program %s: %w", path, err)
+	}
+	return n.config.NetworkCommand, programID(path), nil
+}
+
+// SetNetwork replaces what the VM may reach, from now on: connections that are not allowed any more end.
+func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
+	if _, err := p.Compile(); err != nil {
+		return failure.As(failure.InvalidArgument, err)
+	}
+	return vm.change(ctx, func(r *Record) error {
+		if r.Network == nil {
+			return failure.New(failure.InvalidArgument, "vm %s has no network card", r.Name)
+		}
+		r.Network = &p
+		return vm.call(ctx, func(c *process.Client, ctx context.Context) error {
+			_, err := c.Network(ctx, &p)
+			return err
+		})
+	})
+}
+
+// NetworkStatus says what the VM's network has seen.
+func (vm *VM) NetworkStatus(ctx context.Context) (status *machine.NetworkStatus, err error) {
+	if vm.Network == nil {
+		return nil, failure.New(failure.InvalidArgument, "vm %s has no network card", vm.Name)
+	}
+	err = vm.call(ctx, func(c *process.Client, ctx context.Context) error {
+		status, err = c.Network(ctx, nil)
+		return err
+	})
+	return status, err
+}

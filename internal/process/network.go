@@ -1,0 +1,65 @@
+package process
+
+import (
+	"context"
+	"errors"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/machine"
+)
+
+// Options say what a VM process can do beside what every one can.
+type Options struct {
+	// Network makes the network behind a guest's card. A network stack is heavy, and every process pays for what its program
+	// has in it: nil is for a program that runs machines without a card only.
+	Network func(card machine.MAC, mtu int, rules *policy.Rules, c NetworkConfig) (machine.Network, error)
+}
+
+// addNetwork makes the network of a machine with a card.
+func (s *server) addNetwork(c *machine.Config, form *startForm) error {
+	if s.options.Network == nil {
+		return errors.New("this program has no network for a machine with a card")
+	}
+	rules, err := form.Network.Policy.Compile()
+	if err != nil {
+		return failure.As(failure.InvalidArgument, err)
+	}
+	if c.MAC, err = form.Identity.CardAddress(); err != nil {
+		return err
+	}
+	c.Network, err = s.options.Network(c.MAC, c.Shape.NetworkMTU, rules, *form.Network)
+	return err
+}
+
+// network replaces the policy, unless it is nil, and says what the network has seen.
+func (s *server) network(p *policy.Policy) (*machine.NetworkStatus, *failure.Error) {
+	if p != nil {
+		rules, err := p.Compile()
+		if err != nil {
+			return nil, failure.As(failure.InvalidArgument, err)
+		}
+		if err := s.machine.SetPolicy(rules); err != nil {
+			return nil, s.explain(err)
+		}
+	}
+	status, err := s.machine.NetworkStatus()
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	return &status, nil
+}
+
+// Network returns what the guest's network has seen. With a policy, that is the guest's from now on.
+func (c *Client) Network(ctx context.Context, p *policy.Policy) (*machine.NetworkStatus, error) {
+	resp, files, err := c.call(ctx, request{Op: opNetwork, Policy: p}, nil)
+	linux.CloseFiles(files...)
+	if err != nil {
+		return nil, err
+	}
+	if resp.Network == nil {
+		return nil, failure.New(failure.Internal, "vm process said nothing of its network")
+	}
+	return resp.Network, nil
+}
