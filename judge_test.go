@@ -192,7 +192,7 @@ func TestCaseH2(t *testing.T) {
 		{"disk full", "#!/bin/sh\ndd if=/dev/zero of=/fill bs=64k 2>/dev/null\necho 1 >/logs/verifier/reward.txt\nexit 0\n", "no_verdict (verdict_empty)"},
 		{"out of memory", "#!/bin/sh\nguestload hog -size 4096\necho 0 >/logs/verifier/reward.txt\n", "oom (oom_killed)"},
 		{"the verifier's interpreter is missing", "#!/usr/bin/none\n", "verifier_error (not_invoked)"},
-		{"guest powered off", "#!/bin/sh\nkill -TERM 1\nsleep 100\n", "verifier_error (guest_ended)"},
+		{"guest ended by the verifier", "#!/bin/sh\necho b >/proc/sysrq-trigger\nsleep 100\n", "verifier_error (guest_ended)"},
 		{"not a number", "#!/bin/sh\necho nan >/logs/verifier/reward.txt\n", "verifier_error (verdict_not_finite)"},
 		{"above 1", "#!/bin/sh\necho '{\"reward\": 1.5}' >/logs/verifier/reward.json\n", "verifier_error (verdict_out_of_range)"},
 		{"verdict is a link", "#!/bin/sh\necho 1 >/one; ln -s /one /logs/verifier/reward.txt\n", "verifier_error (verdict_not_regular)"},
