@@ -17,15 +17,15 @@ import (
 )
 
 // reached are the budget rows that do not hold yet, with a ceiling a little above
-// what has been reached. They are a guard against getting worse. A row that
-// holds is taken out, and the budget counts.
+// the median that has been reached. They are a guard against getting worse. A row
+// that holds is taken out, and the budget counts.
 var reached = map[string]float64{
 	"create_ready":         24,
 	"create_cold":          30,
 	"create_first_command": 43,
 	"fork16_child":         48,
 	"reset":                6.5,
-	"ping":                 2.8,
+	"ping":                 1.5,
 	"reward_both":          285,
 }
 
@@ -81,8 +81,10 @@ func overBudget(t *testing.T) map[string]string {
 		ceiling, late := reached[r.Name]
 		switch {
 		case r.N == 0 || r.Budget == nil:
-		case late && r.Max > ceiling:
-			exceeded[r.Name] = fmt.Sprintf("%s: %.2f %s: had reached %g", r.Name, r.Max, r.Unit, ceiling)
+		case late && r.P50 > ceiling:
+			// Of a few samples the highest is often one in which the guest or the host's file
+			// system did what it does now and then.
+			exceeded[r.Name] = fmt.Sprintf("%s: %.2f %s: had reached %g", r.Name, r.P50, r.Unit, ceiling)
 		case late && r.OK:
 			t.Logf("%s holds now: %.2f of %g %s; take it out of the list", r.Name, r.Max, *r.Budget, r.Unit)
 		case !late && !r.OK:
