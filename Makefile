@@ -13,7 +13,7 @@ LAB := $(TOOLS)/lab
 # Its last element is its name below /in.
 GUEST := .cache/lab/guest
 
-FUZZTIME ?= 10s
+FUZZTIME ?= 5s
 PKG ?= ./...
 
 .PHONY: help build quickstart test test-host test-lab test-long soak test-guest lab lab-tool bench bench-clones bench-compare bench-micro bench-go fuzz lint generate fmt deps clean
@@ -25,7 +25,7 @@ build: ## build the programs into bin/
 	@mkdir -p bin
 	$(GOBUILD) -o bin/ ./cmd/...
 
-test: lint test-host test-lab fuzz ## lint, all tests here and in the lab, and every fuzz target for FUZZTIME (10s)
+test: lint test-host test-lab fuzz ## lint, all tests here and in the lab, and every fuzz target for FUZZTIME (5s)
 
 test-host: ## the tests that run on this machine; PKG=./path/... for some
 	go test $(PKG)
