@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -183,11 +184,15 @@ func TestExecEndsWithItsContext(t *testing.T) {
 	g := startContained(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	pid := filepath.Join(g.dir, "pid")
-	p, err := g.Start(ctx, client.Command{Args: []string{"sh", "-c", "setsid sleep 300 & echo $! >pid.tmp; mv pid.tmp pid; wait"}, Dir: g.dir})
+	// What it writes comes behind the word that it has been started.
+	out, w := io.Pipe()
+	p, err := g.Start(ctx, client.Command{Args: []string{"sh", "-c", "setsid sleep 300 & echo $! >pid; echo; wait"}, Dir: g.dir, Stdout: w})
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "start", func() bool { _, err := os.Stat(pid); return err == nil })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
 	cancel()
 	_, err = p.Wait()
 	var lost *client.ConnectionError

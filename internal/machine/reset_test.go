@@ -124,11 +124,11 @@ setsid sleep 1000 >/dev/null 2>&1 & true`
 // listing is what a guest sees of its own state, without what may differ between
 // two clones: the kernel's workers come and go, the link count of /proc has them, and
 // the machine id is as old as the renewal. All other processes are among those that
-// ps names.
-const listing = `(ls -la --full-time / /root /tmp /dev/shm /etc /var/tmp 2>/dev/null || ls -la / /root /tmp /dev/shm /etc /var/tmp) |
+// ps names, which comes first, before the script has had others of its own.
+const listing = `ps | grep -v -e ' ps' -e 'sh -c' -e '\[kworker' | awk '{ print $1, $4, $5, $6 }'
+(ls -la --full-time / /root /tmp /dev/shm /etc /var/tmp 2>/dev/null || ls -la / /root /tmp /dev/shm /etc /var/tmp) |
   sed '/ proc$/s/^\([^ ]*\) *[0-9]*/\1/;/ machine-id$/d'
 find /root /etc /var/tmp /dev/shm -xdev -type f ! -name machine-id | sort | xargs sha256sum
-ps | grep -v -e ' ps' -e 'sh -c' -e '\[kworker' | awk '{ print $1, $4, $5, $6 }'
 cat /proc/mounts; hostname`
 
 func TestReset(t *testing.T) {
