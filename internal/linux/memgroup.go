@@ -2,7 +2,6 @@ package linux
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path"
 	"path/filepath"
@@ -119,23 +118,15 @@ func readNumber(file string) (uint64, bool) {
 // readSmall reads a file of the kernel that fits a page. It is read before each VM is
 // made, and without the runtime's poller that takes half the work.
 func readSmall(file string) ([]byte, error) {
-	fd, err := retry(func() (int, error) { return unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	var fd, n int
+	err := ignoringEINTR(func() (err error) { fd, err = unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0); return err })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: file, Err: err}
 	}
 	defer unix.Close(fd)
 	b := make([]byte, 4096)
-	n, err := retry(func() (int, error) { return unix.Read(fd, b) })
-	if err != nil {
+	if err := ignoringEINTR(func() (err error) { n, err = unix.Read(fd, b); return err }); err != nil {
 		return nil, &os.PathError{Op: "read", Path: file, Err: err}
 	}
 	return b[:n], nil
-}
-
-func retry(call func() (int, error)) (n int, err error) {
-	for {
-		if n, err = call(); !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
 }
