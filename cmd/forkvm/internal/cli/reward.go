@@ -58,36 +58,35 @@ var specFlags = []string{"score", "junit", "timeout", "user", "workdir", "work-t
 
 // request is what the flags ask for.
 func (v *verifierFlags) request(a *app, f *pflag.FlagSet) (judge.Request, error) {
-	r := judge.Request{Retries: v.retries}
-	if v.retries == 0 {
-		r.Retries = -1
+	if v.spec == "" {
+		t, err := a.openTask(v.task)
+		if err != nil {
+			return judge.Request{}, err
+		}
+		return v.fromTask(a, t)
 	}
-	var err error
-	if v.spec != "" {
-		r.Verifier, err = v.fromSpec(f)
-	} else {
-		r.Verifier, err = v.fromTask(a, &r)
-	}
+	verifier, err := v.fromSpec(f)
+	return v.with(judge.Request{Verifier: verifier}), err
+}
+
+// fromTask judges as a task says that was read from v.task.
+func (v *verifierFlags) fromTask(a *app, t *task.Task) (judge.Request, error) {
+	verifier, err := judge.FromTask(t, v.step, a.lookup)
 	if err != nil {
-		return r, err
+		return judge.Request{}, usagef("--task %s: %w", v.task, err)
+	}
+	return v.with(judge.Request{Task: t.Name, Step: v.step, Verifier: verifier}), nil
+}
+
+// with adds what flags say whatever the verifier.
+func (v *verifierFlags) with(r judge.Request) judge.Request {
+	if r.Retries = v.retries; v.retries == 0 {
+		r.Retries = -1
 	}
 	if v.where != "" {
 		r.Where = v.where
 	}
-	return r, nil
-}
-
-func (v *verifierFlags) fromTask(a *app, r *judge.Request) (judge.Verifier, error) {
-	t, err := a.openTask(v.task)
-	if err != nil {
-		return judge.Verifier{}, err
-	}
-	r.Task, r.Step = t.Name, v.step
-	verifier, err := judge.FromTask(t, v.step, a.lookup)
-	if err != nil {
-		return verifier, usagef("--task %s: %w", v.task, err)
-	}
-	return verifier, nil
+	return r
 }
 
 // openTask reads a task directory and says what may be wrong with it.
@@ -313,15 +312,14 @@ func (a *app) taskVerifyVerb() *cobra.Command {
 			return usagef("--count %d: 1 to %d are possible", trial.Count, maxRepeat)
 		}
 		flags.task = args[0]
-		var err error
-		if trial.Request, err = flags.request(a, f); err != nil {
+		t, err := a.openTask(flags.task)
+		if err != nil {
 			return err
 		}
-		t, err := task.Open(args[0])
-		if err == nil {
-			trial.Solution, err = judge.Solutions(t, flags.step, a.lookup)
+		if trial.Request, err = flags.fromTask(a, t); err != nil {
+			return err
 		}
-		if err != nil {
+		if trial.Solution, err = judge.Solutions(t, flags.step, a.lookup); err != nil {
 			return &usageError{err}
 		}
 		result, err := n.TryTask(ctx, trial)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -205,7 +204,7 @@ func describeVerdict(v journal.Verdict) string {
 	if v.Reward == nil {
 		return v.Outcome
 	}
-	return v.Outcome + " " + strconv.FormatFloat(*v.Reward, 'g', -1, 64)
+	return v.Outcome + " " + number(v.Reward)
 }
 
 // result says what became of an operation, for people.
