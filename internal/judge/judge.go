@@ -160,8 +160,7 @@ func (a *attempt) judge1(ctx context.Context, fork, transplant *Result) {
 	if !a.make(ctx, both) {
 		return
 	}
-	files, contents := a.guarded()
-	survey, err := a.clean.Guest().Survey(ctx, true, files, contents)
+	survey, err := a.look(ctx, a.clean, true)
 	if err != nil {
 		failBoth(both, func(r *Result) { r.fault(ctx, a.clean, InfraError, err) })
 		return
@@ -189,6 +188,12 @@ func (a *attempt) judge1(ctx context.Context, fork, transplant *Result) {
 	}
 	runs.Wait()
 	a.end("verify")
+}
+
+// look surveys a machine: the same files in each, so that they can be compared.
+func (a *attempt) look(ctx context.Context, m Machine, processes bool) (client.Survey, error) {
+	files, contents := a.guarded()
+	return m.Guest().Survey(ctx, processes, files, contents)
 }
 
 func failBoth(results []*Result, fail func(*Result)) {
@@ -240,8 +245,7 @@ func (a *attempt) quiesce(ctx context.Context, r *Result) {
 		r.fail(Tampering, ReasonSurvivors, survivors(q))
 		return
 	}
-	files, contents := a.guarded()
-	survey, err := a.fork.Guest().Survey(ctx, false, files, contents)
+	survey, err := a.look(ctx, a.fork, false)
 	if err != nil {
 		r.fault(ctx, a.fork, Tampering, err)
 		return
