@@ -83,7 +83,7 @@ var rules = []rule{
 		"the one place that names every concrete device"},
 	{"internal/linux", nil, []string{sys},
 		"system calls that several packages need, without policy"},
-	{"internal/journal", []string{"agent/proto"}, []string{sys},
+	{"internal/journal", []string{"agent/proto", "devices/nic/policy"}, []string{sys},
 		"records outlive the code around them, and whoever reads them needs no machine"},
 	{"internal/failure", []string{"kvm/...", "vmm", "snapshot/...", "guest/..."}, []string{sys},
 		"turns errors of all packages into codes for users"},

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
 // Events of a rollout, and in brackets what their data is. The operations of the
@@ -17,6 +18,8 @@ const (
 	EventSnapshot  = "snapshot"  // [Snapshot]
 	EventPaused    = "paused"    // [none]
 	EventResumed   = "resumed"   // [none]
+	EventNetwork   = "network"   // what the guest may reach was changed [policy.Policy]
+	EventRefused   = "refused"   // what the guest tried to reach and was refused [Refused]
 	EventEnded     = "ended"     // the VM was killed or found to have ended [Ended]
 	EventRemoved   = "removed"   // the VM is not there any more [Ended]
 	EventVerdict   = "verdict"   // [Verdict]
@@ -56,6 +59,8 @@ type Created struct {
 	MemoryBytes uint64 `json:"memory_bytes"`
 	KernelArgs  string `json:"kernel_args,omitempty"`
 	Time        string `json:"time"`
+	// Network is what it may reach, nil without a network card.
+	Network *policy.Policy `json:"network,omitempty"`
 }
 
 // Operation is what the guest agent was asked to do, written before it is. Members
@@ -152,6 +157,17 @@ type Snapshot struct {
 	ID      string  `json:"id"`
 	PauseMS float64 `json:"pause_ms"`
 }
+
+// Refused is what the guest was refused since the line before of this kind, the first first: each different one once, with how
+// often. It was tried before the line was written, and since whatever was on record before.
+type Refused struct {
+	Refusals []policy.Refusal `json:"refusals,omitempty"`
+	// Others were refused, too, and so many different ones that it is not known any more what they were.
+	Others uint64 `json:"others,omitempty"`
+}
+
+// Empty says that nothing was refused.
+func (r *Refused) Empty() bool { return len(r.Refusals) == 0 && r.Others == 0 }
 
 // Ended says why the guest's life is over.
 type Ended struct {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/process"
 )
@@ -87,7 +88,10 @@ func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
 	if _, err := p.Compile(); err != nil {
 		return failure.As(failure.InvalidArgument, err)
 	}
-	return vm.change(ctx, func(r *Record) error {
+	if err := vm.noteRefusals(); err != nil { // of the policy before
+		return err
+	}
+	err := vm.change(ctx, func(r *Record) error {
 		if r.Network == nil {
 			return failure.New(failure.InvalidArgument, "vm %s has no network card", r.Name)
 		}
@@ -97,6 +101,10 @@ func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
 			return err
 		})
 	})
+	if err == nil {
+		_, err = vm.Note(journal.EventNetwork, p)
+	}
+	return err
 }
 
 // NetworkStatus says what the VM's network has seen.
@@ -108,5 +116,8 @@ func (vm *VM) NetworkStatus(ctx context.Context) (status *machine.NetworkStatus,
 		status, err = c.Network(ctx, nil)
 		return err
 	})
+	if err == nil {
+		err = vm.noteRefusals()
+	}
 	return status, err
 }

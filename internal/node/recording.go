@@ -12,6 +12,7 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
+	"github.com/forkvm/forkvm/internal/process"
 )
 
 // Recording says what is kept of what is done to a VM.
@@ -38,7 +39,36 @@ func (vm *VM) Note(event string, data any) (journal.Head, error) {
 	if !vm.recorded() {
 		return journal.Head{}, nil
 	}
-	return vm.rollout().Note(event, data)
+	before := vm.noteRefusals()
+	head, err := vm.rollout().Note(event, data)
+	return head, errors.Join(before, err)
+}
+
+// noteRefusals adds what the guest was refused since that was done last, if there is something.
+func (vm *VM) noteRefusals() error {
+	if vm.Network == nil || !vm.recorded() {
+		return nil
+	}
+	r, err := vm.takeRefusals()
+	if err == nil && !r.Empty() {
+		_, err = vm.rollout().Note(journal.EventRefused, r)
+	}
+	return err
+}
+
+// takeRefusals asks the VM's process, or looks what it has left.
+func (vm *VM) takeRefusals() (r journal.Refused, err error) {
+	if vm.alive() {
+		err = vm.call(context.Background(), func(c *process.Client, ctx context.Context) (err error) {
+			r, err = c.Refusals(ctx)
+			return err
+		})
+		if err == nil || vm.alive() && !failure.Is(err, failure.VMProcessGone) {
+			return r, err
+		}
+	}
+	// It ends right now, or has: a process that was killed has left nothing.
+	return process.TakeRefusals(vm.dir)
 }
 
 func (vm *VM) recorded() bool { return vm.Recording != RecordNone && vm.Recording != "" }
@@ -60,7 +90,7 @@ func (d *draft) beginRecord(o Options, from journal.Created) error {
 	defer j.Close()
 	from.VM, from.Name, from.Generation = d.record.ID, d.record.Name, d.record.Identity.Generation
 	from.CPUs, from.MemoryBytes, from.KernelArgs = d.record.Shape.CPUs, d.record.Shape.MemoryBytes, o.CommandLine
-	from.Time = string(d.record.Identity.Time)
+	from.Time, from.Network = string(d.record.Identity.Time), d.record.Network
 	from.Recording, from.Version = string(o.Recording), d.node.config.Version
 	if _, err := j.Append(journal.EventCreated, from); err != nil {
 		return failure.As(failure.Internal, err)
@@ -187,7 +217,7 @@ func (o *observation) End(ctx context.Context, result *client.Result, err error)
 		o.done.Error = err.Error()
 	}
 	o.done.Result = resultOf(result)
-	kept := o.keep()
+	kept := errors.Join(o.keep(), o.vm.noteRefusals())
 	step := o.takeStep(context.WithoutCancel(ctx))
 	_, noted := o.journal.Append(journal.EventDone, o.done)
 	if err := errors.Join(kept, step, noted); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/snapshot"
@@ -29,6 +30,7 @@ const (
 	opCompact    = "compact"
 	opReset      = "reset"
 	opNetwork    = "network"
+	opRefusals   = "refusals"
 	opKill       = "kill"
 )
 
@@ -58,6 +60,7 @@ type response struct {
 	Status     *Status                `json:"status,omitempty"`
 	Checkpoint *checkpointForm        `json:"checkpoint,omitempty"`
 	Network    *machine.NetworkStatus `json:"network,omitempty"`
+	Refused    *journal.Refused       `json:"refused,omitempty"`
 	// Reset is how long a reset took, from the request to the guest agent's
 	// confirmation.
 	Reset time.Duration `json:"reset_ns,omitempty"`

@@ -77,6 +77,8 @@ type server struct {
 	paused    atomic.Bool
 	diskError atomic.Pointer[failure.Error] // set from device workers, so no lock
 
+	unreported unreported
+
 	// living is held from a reset to its record, so that the record is that of the
 	// last one.
 	living sync.Mutex
@@ -191,7 +193,7 @@ func (s *server) serve(ctx context.Context) error {
 		s.machine.End(vmm.ReasonKilled, "the VM process was told to end")
 	}
 	exit := s.machine.Exit()
-	err := s.directory.writeExit(exit)
+	err := errors.Join(s.leaveRefusals(), s.directory.writeExit(exit))
 	s.close()
 	return err
 }
@@ -269,6 +271,12 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 	case opNetwork:
 		status, err := s.network(req.Policy)
 		return c.send(response{Network: status, Error: err}, nil)
+	case opRefusals:
+		refused, err := s.refusals()
+		if err != nil {
+			return c.send(response{Error: s.explain(err)}, nil)
+		}
+		return c.send(response{Refused: &refused}, nil)
 	}
 	return c.send(response{Error: failure.New(failure.InvalidArgument, "unknown operation %q", req.Op)}, nil)
 }

@@ -17,6 +17,12 @@ const (
 	ReasonNobody     Reason = "no_station"       // multicast, broadcast, unspecified
 	ReasonResolver   Reason = "another_resolver" // DNS and its kin, to others than the guest's own resolver
 	ReasonWrongName  Reason = "wrong_name"       // the client asks the server for a name that is not allowed
+	ReasonLimit      Reason = "limit"            // more than the guest may have
+	ReasonForged     Reason = "forged"           // in the name of another station
+	ReasonProtocol   Reason = "protocol"         // a protocol that leads nowhere
+	ReasonOptions    Reason = "ip_options"       // source routes and the like, extension headers
+	ReasonFragment   Reason = "fragment"         // a fragment of what has to be whole
+	ReasonMalformed  Reason = "malformed"        // ends within its headers, or says that it is longer than it is
 )
 
 // Target is what a guest wants to reach.

@@ -4,13 +4,15 @@ import "time"
 
 // Refusal is something that the guest tried and was refused, however often.
 type Refusal struct {
-	Protocol string    `json:"protocol"` // tcp, udp, icmp or dns
-	Address  string    `json:"address,omitempty"`
-	Port     uint16    `json:"port,omitempty"`
-	Name     string    `json:"name,omitempty"`
-	Reason   Reason    `json:"reason"`
-	Count    uint64    `json:"count"`
-	Last     time.Time `json:"last"`
+	// Protocol is tcp, udp, icmp or dns; of frames that are none of these arp, icmp6, ip-47, ether-8100.
+	Protocol string `json:"protocol"`
+	// Address is where it was to go, or whose name it was sent in.
+	Address string    `json:"address,omitempty"`
+	Port    uint16    `json:"port,omitempty"`
+	Name    string    `json:"name,omitempty"`
+	Reason  Reason    `json:"reason"`
+	Count   uint64    `json:"count"`
+	Last    time.Time `json:"last"`
 }
 
 // Status is what has become of what a guest tried.

@@ -66,12 +66,15 @@ type echo struct {
 	data            []byte
 }
 
-// verdict is what a frame is: its class, the guest's address if there is one, the IP packet, and the request of ClassEcho.
+// verdict is what a frame is: its class, addresses if there are some, the IP packet, and the request of ClassEcho.
 type verdict struct {
-	class  Class
-	guest  netip.Addr
-	packet []byte
-	echo   echo
+	class     Class
+	guest, to netip.Addr
+	packet    []byte
+	// protocol is what an IP packet carries, port where TCP or UDP would go; 0 if there is nothing to be seen of it.
+	protocol byte
+	port     uint16
+	echo     echo
 }
 
 // classify says what a frame is. It reads nothing behind the frame's end, whatever the frame says of itself.
@@ -90,7 +93,7 @@ func (f *filter) classify(frame []byte) verdict {
 	packet := frame[ethernetSize:]
 	switch binary.BigEndian.Uint16(frame[12:]) {
 	case etherARP:
-		return verdict{class: f.arp(packet)}
+		return f.arp(packet)
 	case etherIPv4:
 		return ipv4Class(packet, group)
 	case etherIPv6:
@@ -100,22 +103,22 @@ func (f *filter) classify(frame []byte) verdict {
 }
 
 // arp looks at the address resolution protocol (RFC 826).
-func (f *filter) arp(p []byte) Class {
+func (f *filter) arp(p []byte) verdict {
 	if len(p) < 28 {
-		return ClassShort
-	}
-	// Ethernet and IPv4, with the lengths of their addresses.
-	if [6]byte(p[:6]) != [6]byte{0, 1, 8, 0, 6, 4} || nic.MAC(p[8:14]) != f.guest {
-		return ClassForged
+		return verdict{class: ClassShort}
 	}
 	sender, target := netip.AddrFrom4([4]byte(p[14:18])), netip.AddrFrom4([4]byte(p[24:28]))
+	v := verdict{class: ClassNeighbour, guest: sender, to: target}
 	switch {
+	// Ethernet and IPv4, with the lengths of their addresses.
+	case [6]byte(p[:6]) != [6]byte{0, 1, 8, 0, 6, 4} || nic.MAC(p[8:14]) != f.guest:
+		v.class = ClassForged
 	case sender != Guest4 && !sender.IsUnspecified():
-		return ClassForged
+		v.class = ClassForged
 	case binary.BigEndian.Uint16(p[6:]) != 1 || target != Gateway4 && target != Resolver4:
-		return ClassQuiet // it says where it is, or looks whether it is alone
+		v.class = ClassQuiet // it says where it is, or looks whether it is alone
 	}
-	return ClassNeighbour
+	return v
 }
 
 // ipv4Class looks at a packet of IPv4.
@@ -128,7 +131,8 @@ func ipv4Class(p []byte, group bool) verdict {
 		return verdict{class: ClassShort}
 	}
 	from, to := netip.AddrFrom4([4]byte(p[12:16])), netip.AddrFrom4([4]byte(p[16:20]))
-	v := verdict{guest: from, packet: p[:total]}
+	v := verdict{guest: from, to: to, packet: p[:total]}
+	v.carries(p[9], p[size:total], binary.BigEndian.Uint16(p[6:])&0x1fff == 0)
 	switch {
 	case group || to.IsMulticast():
 		v.class = ClassQuiet
@@ -153,8 +157,9 @@ func ipv6Class(p []byte, group bool) verdict {
 		return verdict{class: ClassShort}
 	}
 	from, to := netip.AddrFrom16([16]byte(p[8:24])), netip.AddrFrom16([16]byte(p[24:40]))
-	v := verdict{guest: from, packet: p[:total]}
+	v := verdict{guest: from, to: to, packet: p[:total]}
 	next, payload := p[6], p[ipv6Size:total]
+	v.carries(next, payload, true)
 	own := from == Guest6 || from.IsLinkLocalUnicast() || from.IsUnspecified()
 	switch {
 	case next == protocolICMP6 && len(payload) > 0 && payload[0] >= 133 && payload[0] <= 137:
@@ -171,6 +176,7 @@ func ipv6Class(p []byte, group bool) verdict {
 				return v
 			}
 			next = payload[0]
+			v.protocol = next
 		}
 		v.classify(next, protocolICMP6, 128, payload, fragment, to, Gateway6, Resolver6)
 		if v.class == ClassRefused && extension(next) {
@@ -187,15 +193,28 @@ func neighbourClass(p []byte, own bool) Class {
 		return ClassForged
 	case !own:
 		return ClassSource
-	case p[0] != 135:
+	case p[0] == 133: // is there a router?
 		return ClassQuiet
 	case len(p) < 24:
 		return ClassShort
 	}
-	if target := netip.AddrFrom16([16]byte(p[8:24])); target != Gateway6 && target != Resolver6 {
+	target := netip.AddrFrom16([16]byte(p[8:24]))
+	ours := target == Gateway6 || target == Resolver6
+	switch {
+	case p[0] == 136 && ours:
+		return ClassForged
+	case p[0] == 136 || !ours:
 		return ClassQuiet
 	}
 	return ClassNeighbour
+}
+
+// carries notes what a packet carries, and the port that it goes to if the packet has the beginning of it.
+func (v *verdict) carries(protocol byte, payload []byte, beginning bool) {
+	v.protocol = protocol
+	if (protocol == protocolTCP || protocol == protocolUDP) && beginning && len(payload) >= 4 {
+		v.port = binary.BigEndian.Uint16(payload[2:])
+	}
 }
 
 // classify looks at what a packet carries: control is the protocol of ICMP, request its type of an echo request.
@@ -235,6 +254,7 @@ func extension(protocol byte) bool {
 func (n *Net) Send(f nic.Frame) {
 	v := n.filter.classify(f.Data)
 	n.filter.counts[v.class].Add(1)
+	n.refused.noteFrame(f.Data, &v)
 	switch v.class {
 	case ClassPacket, ClassNeighbour:
 		n.link.inject(f.Data)

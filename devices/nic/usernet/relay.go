@@ -116,7 +116,11 @@ func (n *Net) relay(request *tcp.ForwarderRequest) {
 	defer cancel()
 	f.cancel = cancel
 	v := n.decide(&f.target)
-	if !v.Allowed || !n.relays.add(f, n.config.Limits.Connections) {
+	if v.Allowed && !n.relays.add(f, n.config.Limits.Connections) {
+		n.refused.note(&f.target, policy.ReasonLimit)
+		v.Allowed = false
+	}
+	if !v.Allowed {
 		request.Complete(true)
 		return
 	}

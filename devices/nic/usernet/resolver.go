@@ -181,6 +181,7 @@ func (r *resolver) answer(m []byte, stream bool) []byte {
 	case q.flags&opcodeMask != 0:
 		return q.reply(m, codeNotImplemented, false)
 	case q.class != classInternet || q.kind == typeAXFR || q.kind == typeIXFR:
+		r.net.refused.noteName(q.name, policy.ReasonProtocol)
 		return q.reply(m, codeRefused, false)
 	case !rules.Resolves(q.name):
 		reason := policy.ReasonNotAllowed

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/machine"
 )
 
@@ -117,28 +119,51 @@ func (a *app) networkShowVerb() *cobra.Command {
 
 // showNetwork prints the policy and, below it, what was refused.
 func (a *app) showNetwork(v *networkView) error {
-	fmt.Fprintf(a.Stdout, "policy: %s\n", v.Policy.Mode)
-	for _, entry := range v.Policy.Allow {
-		fmt.Fprintf(a.Stdout, "  allow %s\n", entry)
-	}
-	for _, entry := range v.Policy.Deny {
-		fmt.Fprintf(a.Stdout, "  deny %s\n", entry)
-	}
+	fmt.Fprintf(a.Stdout, "policy: %s\n", strings.Join(policyWords(v.Policy), "\n  "))
 	fmt.Fprintf(a.Stdout, "open: %d connections, %d UDP sessions\nrefused: %d\n", v.Connections, v.Sessions, v.Refused)
 	for _, r := range v.Refusals {
-		what := r.Name
-		if r.Address != "" {
-			what = r.Address
-			if r.Port != 0 {
-				what += " port " + strconv.Itoa(int(r.Port))
-			}
-			if r.Name != "" {
-				what += " (" + output.Visible(r.Name) + ")"
-			}
-		}
-		if _, err := fmt.Fprintf(a.Stdout, "  %s %s: %s, %d times\n", r.Protocol, output.Visible(what), r.Reason, r.Count); err != nil {
+		if _, err := fmt.Fprintf(a.Stdout, "  %s\n", describeRefusal(r)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// policyWords are a policy for people, its mode first.
+func policyWords(p *policy.Policy) []string {
+	words := []string{string(p.Mode)}
+	for _, entry := range p.Allow {
+		words = append(words, "allow "+entry)
+	}
+	for _, entry := range p.Deny {
+		words = append(words, "deny "+entry)
+	}
+	return words
+}
+
+// describeRefusal is a refusal for people.
+func describeRefusal(r policy.Refusal) string {
+	what := r.Name
+	if r.Address != "" {
+		what = r.Address
+		if r.Port != 0 {
+			what += " port " + strconv.Itoa(int(r.Port))
+		}
+		if r.Name != "" {
+			what += " (" + r.Name + ")"
+		}
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %s", r.Protocol, output.Visible(what))) + fmt.Sprintf(": %s, %d times", r.Reason, r.Count)
+}
+
+// describeRefused is what a line of a journal says of refusals.
+func describeRefused(r journal.Refused) string {
+	var words []string
+	for _, one := range r.Refusals {
+		words = append(words, describeRefusal(one))
+	}
+	if r.Others > 0 {
+		words = append(words, fmt.Sprintf("%d others", r.Others))
+	}
+	return strings.Join(words, "; ")
 }

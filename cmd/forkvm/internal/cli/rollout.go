@@ -9,6 +9,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
 )
@@ -168,6 +169,12 @@ func describeEvent(l *journal.Line) (string, error) {
 		})
 	case journal.EventSnapshot:
 		return decoded(l, func(s journal.Snapshot) string { return s.Name })
+	case journal.EventNetwork:
+		return decoded(l, func(p policy.Policy) string {
+			return strings.Join(policyWords(&p), " ")
+		})
+	case journal.EventRefused:
+		return decoded(l, describeRefused)
 	case journal.EventEnded, journal.EventRemoved:
 		return decoded(l, func(e journal.Ended) string { return strings.TrimSuffix(e.Reason+": "+e.Detail, ": ") })
 	case journal.EventVerdict:

@@ -1,0 +1,94 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/journal"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/machine"
+)
+
+// RefusalsFile holds what the guest was refused and nobody had asked for when the VM ended.
+const RefusalsFile = "refusals.json"
+
+// unreported tells what was refused since it was asked last.
+type unreported struct {
+	mu    sync.Mutex
+	total uint64
+	seen  map[policy.Refusal]uint64 // how often, by what was refused
+}
+
+// take returns what is new in a network's status, and remembers that it was told. The status has the latest; of what it has
+// forgotten the number is known.
+func (u *unreported) take(s *policy.Status) (r journal.Refused) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	r.Others = s.Refused - u.total
+	seen := make(map[policy.Refusal]uint64, len(s.Refusals))
+	for _, one := range slices.Backward(s.Refusals) {
+		what := one
+		what.Count, what.Last = 0, time.Time{}
+		seen[what] = one.Count
+		if before := u.seen[what]; before < one.Count {
+			one.Count -= before
+		} else if before == one.Count {
+			continue
+		}
+		r.Refusals = append(r.Refusals, one)
+		r.Others -= min(one.Count, r.Others)
+	}
+	u.total, u.seen = s.Refused, seen
+	return r
+}
+
+// refusals returns what the guest was refused since it was asked last.
+func (s *server) refusals() (r journal.Refused, err error) {
+	status, err := s.machine.NetworkStatus()
+	if err == nil {
+		r = s.unreported.take(&status.Status)
+	}
+	return r, err
+}
+
+// leaveRefusals leaves in the VM's directory what nobody has asked for.
+func (s *server) leaveRefusals() error {
+	r, err := s.refusals()
+	if errors.Is(err, machine.ErrNoCard) || err == nil && r.Empty() {
+		return nil
+	}
+	if err == nil {
+		err = s.directory.write(RefusalsFile, r)
+	}
+	return err
+}
+
+// Refusals returns what the guest was refused since somebody asked last. Whoever asks is to put it on record.
+func (c *Client) Refusals(ctx context.Context) (r journal.Refused, err error) {
+	resp, files, err := c.call(ctx, request{Op: opRefusals}, nil)
+	linux.CloseFiles(files...)
+	if err == nil && resp.Refused != nil {
+		r = *resp.Refused
+	}
+	return r, err
+}
+
+// TakeRefusals returns what a VM that has ended has left of its refusals, once.
+func TakeRefusals(directory string) (r journal.Refused, err error) {
+	path := filepath.Join(directory, RefusalsFile)
+	err = readFile(path, &r)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, nil
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	return r, err
+}
