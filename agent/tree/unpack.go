@@ -155,17 +155,37 @@ func (u *unpacker) symlink(as string, h *tar.Header) error {
 		return err
 	}
 	if u.options.Owners {
-		return u.root.Lchown(as, h.Uid, h.Gid)
+		if err := u.root.Lchown(as, h.Uid, h.Gid); err != nil {
+			return err
+		}
+	}
+	if h.ModTime.IsZero() {
+		return nil
+	}
+	// os.Root sets times of what a link leads to, not of the link.
+	return u.beside(as, "utimensat", func(dir int, base string) error {
+		modified, err := unix.TimeToTimespec(h.ModTime)
+		if err != nil {
+			return err
+		}
+		return unix.UtimesNanoAt(dir, base, []unix.Timespec{{Nsec: unix.UTIME_OMIT}, modified}, unix.AT_SYMLINK_NOFOLLOW)
+	})
+}
+
+// beside makes a system call that os.Root does not have, on a name in the directory that holds it.
+func (u *unpacker) beside(name, op string, call func(dir int, base string) error) error {
+	dir, err := u.root.Open(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := call(int(dir.Fd()), path.Base(name)); err != nil {
+		return &fs.PathError{Op: op, Path: name, Err: err}
 	}
 	return nil
 }
 
 func (u *unpacker) special(as string, h *tar.Header) error {
-	dir, err := u.root.Open(path.Dir(as))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	mode := uint32(unix.S_IFIFO)
 	switch h.Typeflag {
 	case tar.TypeChar:
@@ -174,8 +194,9 @@ func (u *unpacker) special(as string, h *tar.Header) error {
 		mode = unix.S_IFBLK
 	}
 	device := unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))
-	if err := unix.Mknodat(int(dir.Fd()), path.Base(as), mode|0o600, int(device)); err != nil {
-		return &fs.PathError{Op: "mknod", Path: as, Err: err}
+	err := u.beside(as, "mknod", func(dir int, base string) error { return unix.Mknodat(dir, base, mode|0o600, int(device)) })
+	if err != nil {
+		return err
 	}
 	return u.dress(as, h)
 }
