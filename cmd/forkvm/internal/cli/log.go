@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -338,21 +339,26 @@ func (a *app) rolloutList(views []rolloutView) output.List[rolloutView] {
 }
 
 func (a *app) logRemoveVerb() *cobra.Command {
-	var age time.Duration
+	var bounds recordBounds
 	cmd := &cobra.Command{
-		Use:     "rm [flags] [ROLLOUT...]",
-		Short:   "Remove records of VMs that are gone, with their steps",
-		Example: "  forkvm log rm attempt-7\n  forkvm log rm --older-than 168h",
+		Use:   "rm [flags] [ROLLOUT...]",
+		Short: "Remove records of VMs that are gone, with their steps",
+		Long: "Remove records, with their steps: those that are named, or those of VMs that are gone and\n" +
+			"beyond a bound. With two bounds what is beyond one of them goes.",
+		Example: "  forkvm log rm attempt-7\n  forkvm log rm --older-than 168h\n  forkvm log rm --keep 1000",
 		Args:    cobra.ArbitraryArgs,
 	}
-	cmd.Flags().DurationVar(&age, "older-than", 0, "those of all VMs that are gone and to which nothing was done for this long")
+	f := cmd.Flags()
+	f.DurationVar(&bounds.age, "older-than", 0, "those of all VMs that are gone and to which nothing was done for this long")
+	f.IntVar(&bounds.count, "keep", 0, "those of all VMs that are gone but the so many to which something was done last")
 	cmd.RunE = a.onNode(func(_ context.Context, n Node, refs []string) error {
-		if (len(refs) == 0) == (age == 0) || age < 0 {
-			return usagef("a ROLLOUT is needed, or --older-than DURATION")
+		bounds.counted = f.Changed("keep")
+		if (len(refs) == 0) == !bounds.given() || bounds.age < 0 || bounds.count < 0 {
+			return usagef("a ROLLOUT is needed, or --older-than DURATION or --keep COUNT")
 		}
-		if age > 0 {
+		if bounds.given() {
 			var err error
-			if refs, err = a.oldRollouts(n, age); err != nil {
+			if refs, err = a.beyond(n, bounds); err != nil {
 				return err
 			}
 		}
@@ -370,8 +376,18 @@ func (a *app) logRemoveVerb() *cobra.Command {
 	return cmd
 }
 
-// oldRollouts are those whose VMs are gone and whose last line is so old.
-func (a *app) oldRollouts(n Node, age time.Duration) ([]string, error) {
+// recordBounds say which records of VMs that are gone are kept.
+type recordBounds struct {
+	age     time.Duration // 0: of any
+	count   int
+	counted bool // whether there is a count
+}
+
+func (b *recordBounds) given() bool { return b.age != 0 || b.counted }
+
+// beyond are the records of VMs that are gone and that are not kept, the newest
+// first.
+func (a *app) beyond(n Node, bounds recordBounds) ([]string, error) {
 	all, err := n.Rollouts()
 	if err != nil {
 		return nil, err
@@ -384,14 +400,18 @@ func (a *app) oldRollouts(n Node, age time.Duration) ([]string, error) {
 	for _, vm := range vms {
 		there[vm.Record().ID] = true
 	}
-	var old []string
+	var gone []rolloutView
 	for _, r := range all {
-		if there[r.ID()] {
-			continue
-		}
-		if v := summarize(r); a.Now().Sub(v.last) >= age {
-			old = append(old, v.ID)
+		if !there[r.ID()] {
+			gone = append(gone, summarize(r))
 		}
 	}
-	return old, nil
+	slices.SortStableFunc(gone, func(a, b rolloutView) int { return b.last.Compare(a.last) })
+	var refs []string
+	for i, v := range gone {
+		if bounds.age > 0 && a.Now().Sub(v.last) >= bounds.age || bounds.counted && i >= bounds.count {
+			refs = append(refs, v.ID)
+		}
+	}
+	return refs, nil
 }
