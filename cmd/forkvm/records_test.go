@@ -133,6 +133,7 @@ func TestDiffAndReplay(t *testing.T) {
 	h.must("exec", "attempt", "--", "sh", "-c", "echo one > /root/a; echo x > /root/gone; echo same > /root/same")
 	h.must("exec", "attempt", "--", "sh", "-c", "echo two >> /root/a; chmod 600 /root/same; rm /root/gone; echo new > /run/new; sleep 100000 > /dev/null 2>&1 & echo started")
 	h.must("exec", "attempt", "--", "cat", "/proc/sys/kernel/random/uuid")
+	h.must("exec", "attempt", "--", "sh", "-c", "cat /proc/sys/kernel/random/uuid > /root/id; ln -s a /root/link; rm /root/same")
 
 	var d struct {
 		Files []struct {
@@ -170,13 +171,21 @@ func TestDiffAndReplay(t *testing.T) {
 			Line        int
 			Same        bool
 			Differences []struct{ What string }
+			Compared    bool `json:"files_compared"`
+			Files       []struct{ Path, Change string }
 		}
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 1 || len(v.Lines) != 3 {
+	if err := json.Unmarshal([]byte(r.stdout), &v); err != nil || r.code != 1 || len(v.Lines) != 4 {
 		t.Fatalf("%v: %v", err, r)
 	}
 	if last := v.Lines[2]; !v.Lines[0].Same || !v.Lines[1].Same || len(last.Differences) != 1 || last.Differences[0].What != "standard output" {
 		t.Errorf("%+v", v.Lines)
+	}
+	if f := v.Lines[3].Files; len(f) != 1 || f[0].Path != "/root/id" || f[0].Change != "changed" || !v.Lines[0].Compared {
+		t.Errorf("%+v", v.Lines)
+	}
+	if r := h.forkvm("replay", slowly, "attempt", "--from", "6", "--ignore", "/root/i*"); r.code != 0 {
+		t.Error(r)
 	}
 	h.must("rm", "-f", "attempt", "trunk")
 	h.must("log", "rm", "attempt")

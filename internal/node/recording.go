@@ -216,7 +216,7 @@ func (o *observation) End(ctx context.Context, result *client.Result, err error)
 	if err != nil {
 		o.done.Error = err.Error()
 	}
-	o.done.Result = resultOf(result)
+	o.done.Result = ResultOf(result)
 	kept := errors.Join(o.keep(), o.vm.noteRefusals())
 	step := o.takeStep(context.WithoutCancel(ctx))
 	_, noted := o.journal.Append(journal.EventDone, o.done)
@@ -239,7 +239,8 @@ func (o *observation) keep() (err error) {
 	return err
 }
 
-func resultOf(r *client.Result) *journal.Result {
+// ResultOf is what is on record of how a command ended, nil of none.
+func ResultOf(r *client.Result) *journal.Result {
 	if r == nil {
 		return nil
 	}

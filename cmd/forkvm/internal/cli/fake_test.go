@@ -642,6 +642,11 @@ func (vm *fakeVM) Scan(context.Context, string) (*client.Scan, error) {
 	}
 	add("/root/same", "same", 1, nil)
 	add("/var/log/\x1b[31mlog", "x", 1001, nil)
+	if vm.record.Snapshot == "a00000000001.2" {
+		add("/root/random", "3", 2, nil)
+	} else {
+		add("/root/random", "4", 5, nil)
+	}
 	s.Processes = []client.ProcessInfo{
 		{PID: 1, Name: "init", Args: []proto.Text{"/sbin/init"}},
 		{PID: 90, Start: 51, Name: "since", Args: []proto.Text{"since"}},

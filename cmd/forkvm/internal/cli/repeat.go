@@ -27,6 +27,7 @@ type repeater struct {
 	rollout Rollout
 	history *history
 	env     []string
+	files   *replayedFiles  // nil: they are not compared
 	started map[string]bool // detached commands
 }
 
@@ -59,7 +60,10 @@ func (p *repeater) repeat(ctx context.Context, e *pastEvent) (*replayedLine, err
 	case e.op != nil && e.done != nil && e.done.Error != "" && l.NotRepeated == "":
 		l.differ("error", e.done.Error, "none")
 	}
-	l.Same = l.NotRepeated == "" && len(l.Differences) == 0
+	if err := p.files.compare(ctx, l, e.done); err != nil {
+		return nil, fmt.Errorf("compare files behind line %d: %w", e.Seq, err)
+	}
+	l.Same = l.NotRepeated == "" && len(l.Differences) == 0 && len(l.Files) == 0
 	return l, nil
 }
 
@@ -234,10 +238,7 @@ func (p *repeater) attach(ctx context.Context, done *journal.Done, l *replayedLi
 
 // compare compares how a command ended with how it ended then.
 func (l *replayedLine) compare(done *journal.Done, now *client.Result, stdout, stderr *digest) {
-	replayed := &journal.Result{ExitCode: now.ExitCode, Signal: now.Signal, TimedOut: now.TimedOut, OOMKilled: now.OOMKilled, DurationMS: now.DurationMS}
-	if now.Error != nil {
-		replayed.Error = now.Error.Code
-	}
+	replayed := node.ResultOf(now)
 	l.Replayed = replayed
 	if done == nil || done.Result == nil {
 		l.NotRepeated = "its end is not on record"
@@ -250,9 +251,13 @@ func (l *replayedLine) compare(done *journal.Done, now *client.Result, stdout, s
 	l.differ("timed out", fmt.Sprint(then.TimedOut), fmt.Sprint(replayed.TimedOut))
 	l.differ("out of memory", fmt.Sprint(then.OOMKilled), fmt.Sprint(replayed.OOMKilled))
 	l.differ("error", orNone(then.Error), orNone(replayed.Error))
+	l.differ("standard output cut by", bytesOf(then.StdoutDropped), bytesOf(replayed.StdoutDropped))
+	l.differ("standard error cut by", bytesOf(then.StderrDropped), bytesOf(replayed.StderrDropped))
 	l.differ("standard output", describeDigest(done.Stdout), stdout.String())
 	l.differ("standard error", describeDigest(done.Stderr), stderr.String())
 }
+
+func bytesOf(n int64) string { return fmt.Sprintf("%d bytes", n) }
 
 func orNone(s string) string {
 	if s == "" {

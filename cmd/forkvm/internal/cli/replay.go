@@ -22,6 +22,8 @@ type replayFlags struct {
 	from         string
 	until        uint64
 	env          []string
+	noFiles      bool
+	ignore       []string
 	readyTimeout time.Duration
 }
 
@@ -31,17 +33,22 @@ func (a *app) replayVerb() *cobra.Command {
 		Use:   "replay [flags] ROLLOUT",
 		Short: "Do again what was done to a VM, and say what came out differently",
 		Long: "Make a VM of a step of a rollout, do in it again what is on record from there on, and\n" +
-			"say where exit codes or output differ. The VM is removed at the end. The exit code is 1\n" +
-			"when something differs or could not be repeated.",
-		Example: "  forkvm replay attempt-7\n  forkvm replay attempt-7 --from 12\n  forkvm replay attempt-7 -e TOKEN -o json",
+			"say where exit codes or output differ, and files where the rollout has steps. The VM is\n" +
+			"removed at the end. The exit code is 1 when something differs or could not be repeated.",
+		Example: "  forkvm replay attempt-7\n  forkvm replay attempt-7 --from 12\n  forkvm replay attempt-7 -e TOKEN --ignore /var/log -o json",
 		Args:    needs("ROLLOUT"),
 	}
 	f := cmd.Flags()
 	f.StringVar(&flags.from, "from", "1", "the step to begin at: the line that it stands behind, or ROLLOUT@LINE; 1 is what the rollout began from")
 	f.Uint64Var(&flags.until, "until", 0, "the last line to repeat; 0 is the end")
 	f.StringArrayVarP(&flags.env, "env", "e", nil, "set NAME=VALUE, or NAME from this environment, for commands that had a variable of that name")
+	f.BoolVar(&flags.noFiles, "no-files", false, "do not compare files with those of the rollout's steps")
+	f.StringArrayVar(&flags.ignore, "ignore", nil, "files or directories that are not compared, an absolute path or pattern; may be repeated")
 	f.DurationVar(&flags.readyTimeout, "ready-timeout", node.DefaultReadyTimeout, "how long to wait for the guest agent")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, args []string) error {
+		if err := checkPatterns(flags.ignore); err != nil {
+			return err
+		}
 		r, err := n.FindRollout(args[0])
 		if err != nil {
 			return err
@@ -81,6 +88,12 @@ type replayedLine struct {
 	Differences []difference    `json:"differences,omitempty"`
 	Recorded    *journal.Result `json:"recorded,omitempty"`
 	Replayed    *journal.Result `json:"replayed,omitempty"`
+	// FilesCompared: there is a step behind the line, and Files are those that came out
+	// differently by it: added, removed or changed in the replay. Of Unsettled files it
+	// is not known how they were.
+	FilesCompared bool         `json:"files_compared,omitempty"`
+	Files         []fileChange `json:"files,omitempty"`
+	Unsettled     []string     `json:"unsettled,omitempty"`
 }
 
 // difference is something that came out differently.
@@ -104,6 +117,9 @@ func (a *app) replay(ctx context.Context, n Node, r Rollout, h *history, flags *
 	}
 	v := replayView{Schema: "forkvm/replay/v1", Rollout: h.id, From: from, Same: true, Lines: []replayedLine{}}
 	p := &repeater{app: a, vm: vm, rollout: r, history: h, env: flags.env, started: map[string]bool{}}
+	if !flags.noFiles {
+		p.files = &replayedFiles{node: n, vm: vm, ignore: flags.ignore, seen: map[string]filePair{}}
+	}
 	err = a.whileItLives(ctx, vm, true, func(ctx context.Context, _ VM) error {
 		return a.spin("repeating", func() error {
 			for i := range h.lines[from:] {
@@ -194,6 +210,9 @@ func (l *replayedLine) verdict() string {
 	}
 	for _, d := range l.Differences {
 		parts = append(parts, fmt.Sprintf("%s: %.24s, was %.24s", d.What, d.Replayed, d.Recorded))
+	}
+	if len(l.Files) > 0 {
+		parts = append(parts, describeFiles(l.Files))
 	}
 	return strings.Join(parts, "; ")
 }
