@@ -49,6 +49,6 @@ func agentOf(t *testing.T, ctx context.Context, vm *forkvm.VM) *agenttest.Guest 
 	t.Helper()
 	return &agenttest.Guest{
 		Client: vm.Agent(), Dir: sh(t, ctx, vm, "mktemp -d /root/caseXXXXXX"),
-		Full: !testing.Short(), Counted: testkit.Counted(), Alone: true,
+		Full: !testing.Short(), Emulated: testkit.InLab(), Counted: testkit.Counted(), Alone: true,
 	}
 }

@@ -72,7 +72,7 @@ func TestCaseH5(t *testing.T) {
 	}
 	template := hashTree(t, filepath.Join(st.Path(), "snapshots", name))
 	vm := restore(t, ctx, st, name, forkvm.Config{Name: "episode"})
-	for episode := range full(2, 1) {
+	for episode := range full(2, 2, 1) {
 		leaveTraces(t, ctx, vm)
 		if err := vm.Reset(ctx); err != nil {
 			t.Fatal(err)

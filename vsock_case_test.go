@@ -29,10 +29,13 @@ import (
 // counted time, with what is exchanged on it.
 const connectTime = time.Second
 
-// full is a number of a case, or, in a short run, the one that stands for it.
-func full(number, reduced int) int {
-	if testing.Short() {
+// full is a number of a case, or one that stands for it: in a short run, and where the machine is emulated and a long run would take hours.
+func full(number, emulated, reduced int) int {
+	switch {
+	case testing.Short():
 		return reduced
+	case testkit.InLab():
+		return emulated
 	}
 	return number
 }
@@ -130,7 +133,7 @@ func TestCaseB1(t *testing.T) {
 	startLoad(t, ctx, vm)
 	sh(t, ctx, vm, fmt.Sprintf("setsid guestload storm -port %d >/run/storm.log 2>&1 & true", hostPort))
 	load := startStorm(ctx, vm, 4)
-	for round := range full(50, 2) {
+	for round := range full(50, 50, 2) {
 		time.Sleep(rand.N(100 * time.Millisecond))
 		c := forkvm.Config{Name: fmt.Sprintf("clone-%d", round), Connect: host.connect}
 		var clone *forkvm.VM
@@ -341,7 +344,7 @@ func TestCaseB3(t *testing.T) {
 	ctx := begin(t)
 	p := startPeer(t, ctx)
 	startLoad(t, ctx, p.vm)
-	rounds, fresh := full(100, 2), full(20, 2)
+	rounds, fresh := full(100, 100, 2), full(20, 20, 2)
 	const piece = 128 << 10
 	all := int64(rounds * piece)
 	var streams []*pacedStream
@@ -411,7 +414,7 @@ func TestCaseB4(t *testing.T) {
 	t.Run("early", func(t *testing.T) { either(t, func(t *testing.T, call bool) { p.early(t, ctx, call) }) })
 	// Connections have descriptors here; the device's table would be full (devices/vsock
 	// has a limit of 1,024) long before the end if they stayed in it.
-	cycles := full(10_000, 15)
+	cycles := full(10_000, 300, 15)
 	run := func(n int) {
 		for i := range n {
 			call := i%2 == 0
@@ -529,14 +532,14 @@ func TestCaseB5(t *testing.T) {
 	p := startPeer(t, ctx)
 	t.Run("slow readers", func(t *testing.T) {
 		either(t, func(t *testing.T, call bool) {
-			p.exchange(t, ctx, call, int64(full(1<<30, 1<<20)), 10*time.Millisecond)
+			p.exchange(t, ctx, call, int64(full(1<<30, 64<<20, 1<<20)), 10*time.Millisecond)
 		})
 	})
 	t.Run("counters wrap", func(t *testing.T) {
 		testkit.Long(t) // in a short run package devices/vsock has it, with counters that begin just below
 		p.exchange(t, ctx, false, 4<<30+1<<20, 0)
 	})
-	t.Run("stopped guest", func(t *testing.T) { p.stoppedGuest(t, ctx, full(200_000, 5_000)) })
+	t.Run("stopped guest", func(t *testing.T) { p.stoppedGuest(t, ctx, full(200_000, 200_000, 5_000)) })
 	t.Run("stopped host", func(t *testing.T) { p.stoppedHost(t, ctx) })
 }
 
@@ -566,7 +569,7 @@ func (p *peer) exchange(t *testing.T, ctx context.Context, call bool, size int64
 }
 
 // stopTime is how long a reader stands still.
-func stopTime() time.Duration { return time.Duration(full(60, 10)) * time.Second }
+func stopTime() time.Duration { return time.Duration(full(60, 60, 10)) * time.Second }
 
 // stoppedGuest writes single bytes to a guest that does not read.
 func (p *peer) stoppedGuest(t *testing.T, ctx context.Context, writes int) {

@@ -142,7 +142,7 @@ func (g *Guest) processes(t testing.TB) (all, zombies int) {
 // B8: orphans are reaped, and no exit code is lost to that. It needs a guest agent that is PID 1 and Alone.
 func B8(t *testing.T, g *Guest) {
 	before, _ := g.processes(t)
-	orphans, callers, rounds := g.scale(5000, 60), g.scale(64, 8), g.scale(200, 16)
+	orphans, callers, rounds := g.scale(5000, 1000, 60), g.scale(64, 64, 8), g.scale(200, 40, 16)
 	done := make(chan error, 1)
 	go func() {
 		for range orphans {
@@ -219,7 +219,7 @@ func B9(t *testing.T, g *Guest) {
 	if n := reader.Count(); n > 1<<20 {
 		t.Errorf("%d bytes on their way to a reader that does not read", n)
 	}
-	for range g.scale(200, 40) {
+	for range g.scale(200, 200, 40) {
 		stuck.start(client.Command{Args: []string{"sleep", "300"}})
 	}
 	limit := func(what string, most time.Duration, do func() error) {
@@ -230,7 +230,7 @@ func B9(t *testing.T, g *Guest) {
 		}
 		g.within(t, what, begun, most)
 	}
-	for range g.scale(100, 15) {
+	for range g.scale(100, 100, 15) {
 		limit("echo", 500*time.Millisecond, func() error {
 			r, o := g.exec(t, script("echo ok"))
 			if r.ExitCode != 0 || o.stdout.String() != "ok\n" {
@@ -243,7 +243,7 @@ func B9(t *testing.T, g *Guest) {
 		limit("usage", 200*time.Millisecond, func() error { _, err := g.Usage(ctx); return err })
 	}
 	t.Logf("the guest agent has %d KiB with %d commands, %d KiB without", resident()>>10, len(stuck.held), idle>>10)
-	many := g.scale(100, 40)
+	many := g.scale(100, 100, 40)
 	begun := time.Now()
 	err := workers(many, func(int) error {
 		r, _, err := g.try(client.Command{Args: []string{"sleep", "1"}})

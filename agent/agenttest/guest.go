@@ -24,8 +24,8 @@ type Guest struct {
 	*client.Client
 	// Dir is an empty directory in the guest.
 	Dir string
-	// Full runs a case at its full size: minutes in an emulated machine.
-	Full bool
+	// Full runs a case at its full size, or, where the machine is Emulated, at one for which that takes minutes and not hours.
+	Full, Emulated bool
 	// Counted: the clock counts work, so that limits of time hold on a busy machine, too. Elsewhere they are not checked.
 	Counted bool
 	// Alone: all processes of the guest that are not the kernel's are the guest agent's, whose memory is its own.
@@ -44,11 +44,14 @@ func (g *Guest) within(t testing.TB, what string, begun time.Time, most time.Dur
 }
 
 // scale is a number of the case, or the smaller one that stands for it.
-func (g *Guest) scale(full, reduced int) int {
-	if g.Full {
-		return full
+func (g *Guest) scale(full, emulated, reduced int) int {
+	switch {
+	case !g.Full:
+		return reduced
+	case g.Emulated:
+		return emulated
 	}
-	return reduced
+	return full
 }
 
 type output struct{ stdout, stderr bytes.Buffer }

@@ -13,7 +13,7 @@ import (
 // B10: every byte, on its own stream, and where a limit cuts the result says so.
 func B10(t *testing.T, g *Guest) {
 	t.Run("tail before exit", func(t *testing.T) { tail(t, g) })
-	t.Run("two streams", func(t *testing.T) { twoStreams(t, g, g.scale(200<<20, 2<<20)) })
+	t.Run("two streams", func(t *testing.T) { twoStreams(t, g, g.scale(200<<20, 200<<20, 2<<20)) })
 	t.Run("text and bytes", func(t *testing.T) { text(t, g) })
 	t.Run("limits", func(t *testing.T) { limits(t, g) })
 }
@@ -23,7 +23,7 @@ func tail(t *testing.T, g *Guest) {
 	const size = 65537
 	g.sh(t, fmt.Sprintf("head -c %d /dev/urandom >tail", size))
 	want := g.sum(t, "tail")
-	for i := range g.scale(2000, 25) {
+	for i := range g.scale(2000, 1000, 25) {
 		sum := sha256.New()
 		r, _ := g.exec(t, client.Command{Args: []string{"cat", "tail"}, Stdout: sum})
 		if got := hex.EncodeToString(sum.Sum(nil)); r.ExitCode != 0 || r.StdoutBytes != size || got != want {
