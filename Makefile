@@ -16,7 +16,7 @@ GUEST := .cache/lab/guest
 FUZZTIME ?= 5s
 PKG ?= ./...
 
-.PHONY: help build quickstart test test-host test-lab test-long soak test-guest lab lab-tool bench bench-clones bench-compare bench-micro bench-go fuzz lint generate fmt deps clean
+.PHONY: help build quickstart test test-host test-lab test-long test-task soak test-guest lab lab-tool bench bench-clones bench-compare bench-micro bench-go fuzz lint generate fmt deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,13 +36,18 @@ test-lab: build lab-tool test-guest ## the tests that need KVM, in the lab; PKG=
 test-long: build lab-tool test-guest ## the same with the tests that take minutes each; the whole of it takes hours
 	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -timeout 2h $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
 
+test-task: test-guest ## judge rollouts of a real task: Debian, PostgreSQL, git and pytest; builds the quickstart's environment
+	environment=$$(scripts/environment); \
+	LAB_ICOUNT=1 REQUIRE=files,environment LAB_IN=$(GUEST),$$environment,quickstart/task LAB_TIMEOUT=3h \
+		$(LAB) test -timeout 2h $(if $(V),-v) -run '$(or $(RUN),TestRealTask)' ./cmd/forkvm
+
 soak: build lab-tool test-guest ## the long version of the snapshot tests: SOAK_ROUNDS=200 rounds, SOAK_SEED to repeat a run
 	LAB_ICOUNT=1 SOAK_ROUNDS=$${SOAK_ROUNDS:-200} REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -v -timeout 6h -run TestSoak .
 
 test-guest: # what tests boot; see internal/testkit
 	@go run ./internal/lab/cmd/testguest $(GUEST)
 
-quickstart: ## the main job on a real environment: boot, snapshot, clone, fork (here or in the lab)
+quickstart: ## the main job on a real environment: boot, snapshot, clone, fork, judge (here or in the lab)
 	@scripts/quickstart
 
 lab: build lab-tool ## run CMD='…' in the lab machine, which has a real /dev/kvm (docs/lab.md)

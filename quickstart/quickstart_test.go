@@ -15,7 +15,7 @@ func TestFixApplies(t *testing.T) {
 	if err != nil {
 		t.Skip("git is not installed (apt-get install git)")
 	}
-	fix, err := filepath.Abs("fix.patch")
+	fix, err := filepath.Abs("task/solution/fix.patch")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,26 @@ import (
 	"testing"
 )
 
+// EnvEnvironment names a directory with what RequireEnvironment finds, where it is not the lab's.
+const EnvEnvironment = "FORKVM_TEST_ENVIRONMENT"
+
+// RequireEnvironment returns a data directory of forkvm with the quickstart's image "ledger", a Debian with PostgreSQL, git and
+// pytest, and the directory of the task that is set in it. Tests may change the former.
+func RequireEnvironment(t testing.TB) (data, task string) {
+	t.Helper()
+	dir := os.Getenv(EnvEnvironment)
+	if dir == "" {
+		dir = "/in"
+	}
+	data, task = filepath.Join(dir, "data"), filepath.Join(dir, "task")
+	for _, path := range []string{filepath.Join(data, "key"), task} {
+		if _, err := os.Stat(path); err != nil {
+			Require(t, "environment", "needs "+path+": 'make test-task' builds it and runs the tests that need it")
+		}
+	}
+	return data, task
+}
+
 // EnvGuest names the directory with what tests boot, where it is not the lab's.
 const EnvGuest = "FORKVM_TEST_GUEST"
 

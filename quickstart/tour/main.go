@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -33,11 +34,11 @@ const (
 )
 
 func main() {
-	patch := flag.String("patch", "quickstart/fix.patch", "the change that repairs the project")
+	dir := flag.String("task", "quickstart/task", "the task's directory, whose solution is the change that repairs the project")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	t := &tour{ctx: ctx, patch: *patch}
+	t := &tour{ctx: ctx, dir: *dir}
 	err := t.run()
 	t.cleanUp()
 	if err != nil {
@@ -47,9 +48,9 @@ func main() {
 }
 
 type tour struct {
-	ctx   context.Context
-	patch string
-	vms   []string
+	ctx context.Context
+	dir string // of the task
+	vms []string
 }
 
 // vm is a row of the closing table.
@@ -117,6 +118,15 @@ func (t *tour) run() error {
 	if err := t.draws(all); err != nil {
 		return err
 	}
+	t.say("Tests that no machine has seen yet judge two of them: in a copy of each, and in a new machine that gets its work tree.")
+	for _, of := range []struct {
+		*vm
+		reward string
+	}{{clones[0], "1"}, {clones[1], "0"}} {
+		if err := t.judge(of.name, of.reward); err != nil {
+			return err
+		}
+	}
 	return t.table(all)
 }
 
@@ -155,7 +165,7 @@ func (t *tour) answers(name string) error {
 }
 
 func (t *tour) fix(name string) error {
-	if _, err := t.forkvm("cp", t.patch, name+":/tmp/fix.patch"); err != nil {
+	if _, err := t.forkvm("cp", filepath.Join(t.dir, "solution", "fix.patch"), name+":/tmp/fix.patch"); err != nil {
 		return err
 	}
 	_, err := t.forkvm("exec", "-u", "dev", "-w", project, name, "--", "git", "apply", "/tmp/fix.patch")
@@ -227,6 +237,20 @@ func (t *tour) isolation(vms []*vm) error {
 		}
 	}
 	fmt.Printf("\nChecked: none of the %d machines sees a file, a memory page or a table row of another.\n", len(vms))
+	return nil
+}
+
+// judge has a machine judged by the task's own tests.
+func (t *tour) judge(name, want string) error {
+	out, err := t.forkvm("reward", "-o", "name", name, "--task", t.dir)
+	if err != nil {
+		return err
+	}
+	reward := strings.TrimSpace(out)
+	fmt.Printf("    the reward of %s is %s\n", name, reward)
+	if reward != want {
+		return fmt.Errorf("%s has reward %s, not %s", name, reward, want)
+	}
 	return nil
 }
 

@@ -1,0 +1,4 @@
+#!/bin/sh
+set -eu
+cd /srv/ledger
+git apply /solution/fix.patch
