@@ -25,7 +25,10 @@ const CommandLine = "console=ttyS0 " + // the serial port, and nothing else
 	"quiet " + // each character on the console costs an exit; panics are printed all the same
 	"idle=halt " + // an idle processor goes back to the host at once, instead of polling on the host's time
 	"pci=off i8042.noaux i8042.nokbd 8250.nr_uarts=1 " + // do not look for hardware that is not there
-	"random.trust_cpu=on"
+	"random.trust_cpu=on " +
+	"nowatchdog tsc=nowatchdog " + // a machine that was paused looks to them like one that hangs, and they wake it up to look
+	"sysctl.vm.stat_interval=60 " + // seconds; each look at the counters of memory wakes an idle machine up
+	"sysctl.vm.compaction_proactiveness=0" // moves pages that nobody needs moved, which makes them the clone's own
 
 // RootDevice is the disk with the root file system: the first one.
 const RootDevice = "/dev/vda"
