@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/forkvm/forkvm/guest/task"
 )
 
 // The fix must apply to the project as it is in the guest, in which file times and modes may differ.
@@ -28,6 +30,30 @@ func TestFixApplies(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("git %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
+	}
+}
+
+// The task is one that forkvm reads without a warning, and its tests bring the tables that the project has.
+func TestTaskIsSound(t *testing.T) {
+	read, err := task.Open("task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(read.Warnings) > 0 || read.Judging.WorkTree != read.Environment.WorkDir {
+		t.Errorf("warnings %q, work tree %q", read.Warnings, read.Judging.WorkTree)
+	}
+	for _, program := range []string{"tests/" + task.TestProgram, "solution/" + task.SolutionProgram} {
+		if info, err := os.Stat(filepath.Join("task", program)); err != nil || info.Mode()&0o111 == 0 {
+			t.Errorf("%s: %v, %v", program, info, err)
+		}
+	}
+	ours, err := os.ReadFile("project/schema.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := os.ReadFile("task/tests/schema.sql")
+	if err != nil || string(ours) != string(theirs) {
+		t.Errorf("the tests have other tables than the project: %v", err)
 	}
 }
 
