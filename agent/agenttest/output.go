@@ -13,7 +13,7 @@ import (
 // B10: every byte, on its own stream, and where a limit cuts the result says so.
 func B10(t *testing.T, g *Guest) {
 	t.Run("tail before exit", func(t *testing.T) { tail(t, g) })
-	t.Run("two streams", func(t *testing.T) { twoStreams(t, g, g.scale(200<<20, 200<<20, 2<<20)) })
+	t.Run("two streams", func(t *testing.T) { twoStreams(t, g, g.scale(200<<20, 64<<20, 2<<20)) })
 	t.Run("text and bytes", func(t *testing.T) { text(t, g) })
 	t.Run("limits", func(t *testing.T) { limits(t, g) })
 }
