@@ -55,7 +55,8 @@ func (s *Store) WorkingSet(m *snapshot.Manifest) *WorkingSet {
 	if err != nil {
 		return nil
 	}
-	if !lockFile(f) {
+	// Before it was locked another may have taken it for one that was left.
+	if !s.locked(f, path) {
 		f.Close()
 		return nil
 	}
@@ -64,12 +65,17 @@ func (s *Store) WorkingSet(m *snapshot.Manifest) *WorkingSet {
 
 // retire removes a file that is not sound, unless somebody is recording it.
 func (s *Store) retire(f *os.File, path string) bool {
+	return s.locked(f, path) && s.snapshots.Remove(path) == nil
+}
+
+// locked locks an open file, and reports whether it is the one at the path then.
+func (s *Store) locked(f *os.File, path string) bool {
 	opened, err := f.Stat()
 	if err != nil || !opened.Mode().IsRegular() || !lockFile(f) {
 		return false
 	}
 	there, err := s.snapshots.Lstat(path)
-	return err == nil && os.SameFile(opened, there) && s.snapshots.Remove(path) == nil
+	return err == nil && os.SameFile(opened, there)
 }
 
 func lockFile(f *os.File) bool {
