@@ -40,7 +40,7 @@ func newBench(t testing.TB, change func(*Config)) *bench {
 	l, err := net.Listen("unix", b.path)
 	b.must(err)
 	t.Cleanup(func() { l.Close() })
-	b.config = Config{Memory: b.mem, Listener: l, DialHost: b.dialHost}
+	b.config = Config{Memory: b.mem, Listener: l, DialHost: b.dialHost, Eager: []uint32{eagerPort, eagerPort + 2}}
 	if change != nil {
 		change(&b.config)
 	}

@@ -55,6 +55,7 @@ type connection struct {
 	shutdownSent uint32
 
 	requested bool // the request packet is out
+	eager     bool // a packet of data may follow it at once
 	want      wants
 	queued    bool // is in the router's run queue
 	starved   bool // is in the router's set of connections that wait for credit
@@ -69,7 +70,7 @@ type connection struct {
 func (c *connection) ready() bool {
 	switch c.phase {
 	case phaseRequesting:
-		return c.want&wantRequest != 0
+		return c.want&wantRequest != 0 || c.eager && c.readable && !c.ended
 	case phaseAnswering:
 		return true
 	case phaseOpen:
@@ -98,10 +99,14 @@ func (c *connection) updateDue() bool {
 // and has not used the chain, when it turns out that there is nothing after all.
 func (c *connection) emit(chain *virtio.Chain) (written uint32, sent bool, err error) {
 	switch {
-	case c.phase == phaseRequesting:
+	case c.phase == phaseRequesting && !c.requested:
 		c.want &^= wantRequest
 		c.requested = true
 		return c.sendHeader(chain, opRequest, 0)
+	case c.phase == phaseRequesting:
+		c.eager = false
+		c.credit.update(eagerCredit, 0)
+		return c.sendData(chain)
 	case c.phase == phaseAnswering:
 		c.phase = phaseOpen
 		c.waitRead()
@@ -198,6 +203,10 @@ func (c *connection) readInto(chain *virtio.Chain, limit uint64) (uint32, error)
 func (c *connection) hostEnded(reason error) {
 	c.readable, c.ended = false, true
 	c.shutdownDue |= shutdownSend
+	if c.phase == phaseRequesting { // whether it is gone altogether is seen then
+		c.waitRead()
+		return
+	}
 	if reason != io.EOF || c.stream.hungUp() {
 		c.hangUp()
 		return

@@ -31,11 +31,12 @@ func (s *fakeStream) read([]byte) (int, error) { return 0, errWouldBlock }
 func (s *fakeStream) shutdown(read, write bool) {
 	s.shut = append(s.shut, map[bool]string{true: "read", false: "write"}[read])
 }
-func (s *fakeStream) hungUp() bool { return s.closed }
-func (s *fakeStream) waitRead()    {}
-func (s *fakeStream) waitHangUp()  {}
-func (s *fakeStream) waitWrite()   {}
-func (s *fakeStream) close()       { s.closed = true }
+func (s *fakeStream) hungUp() bool   { return s.closed }
+func (s *fakeStream) readable() bool { return false }
+func (s *fakeStream) waitRead()      {}
+func (s *fakeStream) waitHangUp()    {}
+func (s *fakeStream) waitWrite()     {}
+func (s *fakeStream) close()         { s.closed = true }
 
 // A socket that takes a part, with an error or without, neither loses nor doubles a byte, and credit counts what it took.
 func TestCaseB5PartialWrites(t *testing.T) {

@@ -9,6 +9,8 @@ const (
 	// packetOverhead is what a packet costs the guest besides its data. The protocol counts data only, but Linux takes its
 	// bookkeeping (about 600 bytes a packet) out of the same buffer and, since 6.12.92, resets a connection that exceeds it.
 	packetOverhead = 1024
+	// eagerCredit is what a guest is trusted to take before it has said so.
+	eagerCredit = 8 << 10
 	// leastCredit is the credit below which it is better to wait for more than to send a sliver.
 	leastCredit = 1024
 )

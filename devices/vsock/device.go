@@ -85,6 +85,11 @@ type Config struct {
 	// goroutine of its own, may block until ctx ends, and returns a connection with a descriptor (ErrNoDescriptor), which the
 	// device owns then. A port comes from the guest and can have any value.
 	DialHost func(ctx context.Context, port uint32) (net.Conn, error)
+	// Eager are ports of the guest at which the first bytes of a client, if they are there, go along with the request for
+	// the connection, before the guest has answered that: one interrupt and one wake-up less. Whoever listens there has the
+	// buffer that Linux gives by default, and a guest's kernel that takes data as soon as it has made the connection, as
+	// Linux does; others would lose it.
+	Eager []uint32
 	// MaxConnections bounds the connections in both directions; beyond it new ones are refused. Each may hold 256 KiB for a
 	// host program that does not read.
 	MaxConnections int

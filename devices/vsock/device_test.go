@@ -231,19 +231,49 @@ func (g *guest) drainListener(port uint32) func(func(*guestSocket) bool) {
 	}
 }
 
-// A client may send data together with its request.
+// eagerPort is one at which data goes along with requests.
+const eagerPort = 9000
+
+// A client may send data together with its request. Where the guest is known to take it,
+// it goes along, and the guest has it before its answer has come.
 func TestDataBehindConnect(t *testing.T) {
 	b := newBench(t, nil)
-	accept := b.guest.listen(1024)
+	for _, port := range []uint32{eagerPort, eagerPort + 1} {
+		accept := b.guest.listen(port)
+		conn, err := net.Dial("unix", b.path)
+		b.must(err)
+		fmt.Fprintf(conn, "CONNECT %d\nhello", port)
+		s := <-accept
+		p := make([]byte, 5)
+		if _, err := io.ReadFull(s, p); err != nil || string(p) != "hello" {
+			t.Errorf("guest reads %q, %v", p, err)
+		}
+		s.Close()
+		conn.Close()
+	}
+	// More than goes along follows, and a client that has gone is nobody.
+	accept := b.guest.listen(eagerPort)
 	conn, err := net.Dial("unix", b.path)
 	b.must(err)
-	defer conn.Close()
-	conn.Write([]byte("CONNECT 1024\nhello"))
-	s := <-accept
-	p := make([]byte, 5)
-	if _, err := io.ReadFull(s, p); err != nil || string(p) != "hello" {
-		t.Errorf("guest reads %q, %v", p, err)
+	data := bytes.Repeat([]byte("0123456789abcdef"), 4000)
+	conn.Write(append(fmt.Appendf(nil, "CONNECT %d\n", eagerPort), data...))
+	conn.(*net.UnixConn).CloseWrite()
+	if got, err := io.ReadAll(<-accept); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("guest reads %d bytes, %v", len(got), err)
 	}
+	conn.Close()
+	if conn, err = net.Dial("unix", b.path); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(conn, "CONNECT %d\nhello", eagerPort+2)
+	if p, _ := io.ReadAll(conn); len(p) != 0 {
+		t.Errorf("nobody answers %q", p)
+	}
+	conn.Close()
+	for s := range b.guest.drainListener(eagerPort) {
+		s.Close()
+	}
+	b.settled()
 }
 
 func TestDial(t *testing.T) {

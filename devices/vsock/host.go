@@ -34,6 +34,7 @@ type host struct {
 	router   *router
 	listener net.Listener
 	dialHost func(ctx context.Context, port uint32) (net.Conn, error)
+	eager    []uint32
 	limit    int
 
 	ctx        context.Context // ends with the device
@@ -59,6 +60,7 @@ func newHost(config Config) *host {
 	h := &host{
 		listener: config.Listener,
 		dialHost: config.DialHost,
+		eager:    config.Eager,
 		limit:    config.MaxConnections,
 		live:     make(map[*connection]*dialing),
 	}
@@ -116,6 +118,12 @@ func (h *host) accept() {
 		conn, err := h.listener.Accept()
 		if err == nil {
 			pause = minAcceptPause
+			if lineThere(conn) {
+				<-turns
+				port, err := readConnect(conn)
+				h.lead(conn, port, err)
+				continue
+			}
 			h.goroutines.Go(func() {
 				defer func() { <-turns }()
 				h.greet(conn)
@@ -140,13 +148,41 @@ func (h *host) greet(conn net.Conn) {
 	_ = conn.SetDeadline(time.Now().Add(handshakeTime))
 	stop := context.AfterFunc(h.ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	port, err := readConnect(conn)
-	if !stop() || err != nil || conn.SetDeadline(time.Time{}) != nil {
-		_ = conn.Close()
-		return
+	if !stop() || conn.SetDeadline(time.Time{}) != nil {
+		err = errors.Join(err, ErrClosed)
 	}
-	if h.connect(conn, &connection{ports: portPair{guest: port}, greet: true}) != nil {
+	h.lead(conn, port, err)
+}
+
+// lead hands a client over to the router that has said where it wants to go.
+func (h *host) lead(conn net.Conn, port uint32, err error) {
+	if err == nil {
+		err = h.connect(conn, &connection{ports: portPair{guest: port}, greet: true})
+	}
+	if err != nil {
 		_ = conn.Close()
 	}
+}
+
+// lineThere reports whether the client's line has come completely.
+func lineThere(conn net.Conn) (there bool) {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var line [maxConnectLine]byte
+	_ = raw.Control(func(fd uintptr) {
+		n, _ := retry(func() (int, error) {
+			n, _, err := unix.Recvfrom(int(fd), line[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			return n, err
+		})
+		there = bytes.IndexByte(line[:n], '\n') >= 0
+	})
+	return there
 }
 
 // readConnect reads the client's line, and not a byte more: the next one may be data. So it looks first how long the line

@@ -1,6 +1,7 @@
 package vsock
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -238,7 +239,12 @@ func (r *router) request(c *connection) {
 	}
 	r.table[c.ports] = c
 	c.want |= wantRequest
-	c.waitRead() // for a client that gives up
+	c.eager = slices.Contains(r.host.eager, c.ports.guest)
+	if c.stream.readable() { // most clients have said something already
+		c.handleReadable()
+	} else {
+		c.waitRead() // for a client that gives up
+	}
 }
 
 // abandon ends a connection whose host program gave up before the guest answered.

@@ -23,6 +23,8 @@ type stream interface {
 	write(p []byte) (int, error)
 	// shutdown ends the directions: the host's reader sees the end of file, its writer an error.
 	shutdown(read, write bool)
+	// readable reports whether read has something to say.
+	readable() bool
 	// hungUp reports whether the host's program has closed both directions.
 	hungUp() bool
 	// waitRead returns when read has something to say, waitHangUp when hungUp does. Only one of both at a time.
@@ -155,6 +157,11 @@ func (s *socket) discard() {
 			return
 		}
 	}
+}
+
+func (s *socket) readable() (there bool) {
+	_ = s.raw.Control(func(fd uintptr) { there = pollNow(fd, unix.POLLIN|unix.POLLRDHUP) != 0 })
+	return there
 }
 
 func (s *socket) hungUp() bool {

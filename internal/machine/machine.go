@@ -364,6 +364,7 @@ func (m *Machine) addVsock(c *Config) error {
 		GuestCID:  guestCID,
 		Listener:  c.Vsock.Listener,
 		DialHost:  c.Vsock.Connect,
+		Eager:     []uint32{proto.Port}, // the guest agent's
 		State:     state,
 	})
 	if err != nil {
