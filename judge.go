@@ -36,6 +36,10 @@ type Verifier = judge.Verifier
 // Judging says what is judged, and how.
 type Judging = judge.Request
 
+// Baselines remember what snapshots are like, for Judging.Baselines: who judges many
+// rollouts of a task looks at its snapshot once.
+type Baselines = judge.Baselines
+
 // TaskVerifier is how a task (package guest/task), or one of its steps, is judged.
 // lookup finds variables of the host's environment that the task refers to, such as
 // os.LookupEnv.

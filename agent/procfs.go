@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -16,8 +15,17 @@ import (
 
 // procfs is what the kernel says of all processes. It is a file system of its own
 // where that can be had: what a program has mounted over /proc, or over a part of
-// it, hides nothing.
-type procfs struct{ fd int }
+// it, hides nothing. One goroutine may use it.
+type procfs struct {
+	fd int
+	// buf has what was read last: files of the kernel are small, and there are many.
+	buf []byte
+	// kernel is the process of which all threads of the kernel are, 0 if it is not known.
+	kernel int
+}
+
+// firstRead is enough for most files.
+const firstRead = 4 << 10
 
 func openProcfs() (*procfs, error) {
 	fd, err := mountProcfs()
@@ -27,13 +35,40 @@ func openProcfs() (*procfs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open /proc: %w", err)
 	}
-	p := &procfs{fd}
+	p := &procfs{fd: fd, buf: make([]byte, firstRead)}
 	// Numbers of another PID namespace would be those of other processes here.
 	if self := p.link("self"); self != strconv.Itoa(os.Getpid()) {
 		p.close()
 		return nil, fmt.Errorf("/proc is of another PID namespace: it has this process as %q", self)
 	}
+	p.findKernel()
 	return p, nil
+}
+
+// kthreadd is the process that starts all threads of the kernel, in the first PID
+// namespace.
+const kthreadd = 2
+
+func (p *procfs) findKernel() {
+	b, err := p.read(strconv.Itoa(kthreadd)+"/stat", maxStat)
+	if err != nil {
+		return
+	}
+	if s, err := parseStat(b); err == nil && s.flags&kernelThread != 0 {
+		p.kernel = kthreadd
+	}
+}
+
+// ofKernel reports whether a process is sure to be a thread of the kernel: it has
+// kthreadd's table of descriptors, which no program can come to share. Most numbers are
+// of such threads, and this costs a fraction of what reading about one does.
+func (p *procfs) ofKernel(pid int) bool {
+	const files = 2 // KCMP_FILES of the kernel's include/uapi/linux/kcmp.h
+	if p.kernel == 0 {
+		return false
+	}
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(p.kernel), uintptr(pid), files, 0, 0, 0)
+	return errno == 0 && order == 0
 }
 
 // mountProcfs makes a mount that is in no directory tree.
@@ -59,14 +94,25 @@ func (p *procfs) open(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "/proc/"+name), nil
 }
 
-// read returns the first bytes of a file.
-func (p *procfs) read(name string, limit int64) ([]byte, error) {
-	f, err := p.open(name)
+// read returns the first bytes of a file. They stay until the next call.
+func (p *procfs) read(name string, limit int) ([]byte, error) {
+	fd, err := unix.Openat(p.fd, name, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, limit))
+	defer unix.Close(fd)
+	for n := 0; ; {
+		if n == len(p.buf) {
+			p.buf = append(p.buf, make([]byte, len(p.buf))...)
+		}
+		m, err := unix.Read(fd, p.buf[n:min(len(p.buf), limit)])
+		if err == unix.EINTR {
+			continue
+		}
+		if n += m; err != nil || m == 0 || n == limit {
+			return p.buf[:n], err
+		}
+	}
 }
 
 // maxStat is more than any stat file has.
@@ -87,13 +133,24 @@ func (p *procfs) pids() ([]int, error) {
 	return pids, nil
 }
 
+// names lists a directory of the file system, or any one by its absolute path.
 func (p *procfs) names(dir string) ([]string, error) {
-	f, err := p.open(dir)
+	fd, err := unix.Openat(p.fd, dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	return f.Readdirnames(-1)
+	defer unix.Close(fd)
+	var names []string
+	for {
+		n, err := unix.ReadDirent(fd, p.buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return names, err
+		}
+		_, _, names = unix.ParseDirent(p.buf[:n], -1, names)
+	}
 }
 
 // stat is what of a stat file is of interest, proc(5).
@@ -137,6 +194,9 @@ var errNoProcess = errors.New("no process")
 // process describes a process, errNoProcess if it has ended or is a thread of the
 // kernel.
 func (p *procfs) process(pid int) (proto.ProcessInfo, error) {
+	if p.ofKernel(pid) {
+		return proto.ProcessInfo{}, errNoProcess
+	}
 	dir := strconv.Itoa(pid)
 	b, err := p.read(dir+"/stat", maxStat)
 	if err != nil {
@@ -183,12 +243,11 @@ func (p *procfs) program(dir string) (proto.Text, uint64) {
 
 // link is where a link leads, empty if there is none.
 func (p *procfs) link(name string) string {
-	target := make([]byte, 4096)
-	n, err := unix.Readlinkat(p.fd, name, target)
+	n, err := unix.Readlinkat(p.fd, name, p.buf)
 	if err != nil {
 		return ""
 	}
-	return string(target[:n])
+	return string(p.buf[:n])
 }
 
 const (

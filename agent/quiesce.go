@@ -25,6 +25,11 @@ func (s *session) quiesce(r proto.QuiesceRequest) (proto.QuiesceResult, error) {
 	if r.GraceMS < 0 || r.TimeoutMS <= 0 {
 		return proto.QuiesceResult{}, failure(proto.CodeInvalidRequest, "no time to end processes in")
 	}
+	if r.Survey != nil {
+		if err := checkSurvey(*r.Survey); err != nil {
+			return proto.QuiesceResult{}, err
+		}
+	}
 	if err := s.enter(); err != nil {
 		return proto.QuiesceResult{}, err
 	}
@@ -44,6 +49,11 @@ func (s *session) quiesce(r proto.QuiesceRequest) (proto.QuiesceResult, error) {
 		done <- q.run(milliseconds(r.GraceMS), milliseconds(r.TimeoutMS))
 	}()
 	err = <-done
+	if err == nil && r.Survey != nil && len(q.result.Survivors) == 0 && !q.result.Unsettled {
+		var found proto.SurveyResult
+		found, err = p.survey(*r.Survey)
+		q.result.Survey = &found
+	}
 	return q.result, err
 }
 

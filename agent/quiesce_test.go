@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,7 +17,7 @@ import (
 // survey returns the processes of a guest.
 func survey(t *testing.T, g *guest) client.Survey {
 	t.Helper()
-	s, err := g.Survey(t.Context(), true, nil, nil)
+	s, err := g.Survey(t.Context(), client.Look{Processes: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,9 @@ func TestSurvey(t *testing.T) {
 	g.sh(t, "echo content > file; ln -s file link; sleep 1111 </dev/null >/dev/null 2>&1 &")
 	g.until(t, "1111")
 	path := func(name string) string { return filepath.Join(g.dir, name) }
-	s, err := g.Survey(t.Context(), true, []string{path("link"), path("none"), g.dir}, []string{path("file"), "/proc/sys/kernel/core_pattern"})
+	s, err := g.Survey(t.Context(), client.Look{
+		Processes: true, Files: []string{path("link"), path("none"), g.dir}, Contents: []string{path("file"), "/proc/sys/kernel/core_pattern"},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +76,39 @@ func TestSurvey(t *testing.T) {
 		if p.PID > 1 && (p.Start < s.Self.Start || p.Program == "" || p.Inode == 0 || p.Name == "") {
 			t.Errorf("process %+v", p)
 		}
+	}
+}
+
+// A search lists what is there, once for each directory, and a quiet guest is looked at
+// in the same request.
+func TestSurveySearches(t *testing.T) {
+	g := startInit(t)
+	g.sh(t, "mkdir bin sbin; echo a > bin/sh; echo b > bin/other; echo c > sbin/cat; ln -s bin also; ln -s nowhere bin/dangling; echo yes > verdict; ln -s verdict link")
+	path := func(name string) string { return filepath.Join(g.dir, name) }
+	look := client.Look{
+		Searches: []client.Search{{
+			Directories: []string{path("bin"), path("none"), path("also"), path("sbin"), path("verdict")}, Names: []string{"sh", "cat", "dangling"},
+		}},
+		Exact: []string{path("verdict"), path("link"), path("missing")},
+		Tree:  path("sbin"),
+	}
+	s, err := g.Survey(t.Context(), look)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, f := range s.Files {
+		got = append(got, strings.TrimPrefix(string(f.Path), g.dir+"/")+" "+f.Kind+" "+strings.TrimSpace(string(f.Content)))
+	}
+	if want := []string{"verdict file yes", "link link ", "bin/sh file ", "sbin/cat file "}; !slices.Equal(got, want) {
+		t.Errorf("found %q, want %q", got, want)
+	}
+	if len(s.Repeated) != 1 || string(s.Repeated[0].Path) != path("also") || string(s.Repeated[0].Of) != path("bin") || len(s.Sum) != 64 {
+		t.Errorf("repeated %+v, sum %q", s.Repeated, s.Sum)
+	}
+	q := quiesce(t, g, client.Quiescence{Look: &look})
+	if q.Survey == nil || q.Survey.Sum != s.Sum || len(q.Survey.Files) != len(s.Files) {
+		t.Errorf("a quiet guest has %+v", q.Survey)
 	}
 }
 

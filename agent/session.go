@@ -105,7 +105,7 @@ func (s *session) serve() (result any, err error) {
 }
 
 func features() []string {
-	return []string{proto.FeatureTerminal, proto.FeatureDetach, proto.FeatureLimits}
+	return []string{proto.FeatureTerminal, proto.FeatureDetach, proto.FeatureLimits, proto.FeatureSurveyor}
 }
 
 func (s *session) handshake() error {

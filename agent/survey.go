@@ -4,10 +4,14 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/agent/tree"
 )
 
 // maxSurveyed bounds the files of one survey.
@@ -15,18 +19,33 @@ const maxSurveyed = 4000
 
 // survey says which processes and files there are.
 func (s *session) survey(r proto.SurveyRequest) (proto.SurveyResult, error) {
-	var result proto.SurveyResult
-	if n := len(r.Files) + len(r.Contents); n > maxSurveyed {
-		return result, failure(proto.CodeInvalidRequest, "%d files, at most %d are described at once", n, maxSurveyed)
+	if err := checkSurvey(r); err != nil {
+		return proto.SurveyResult{}, err
 	}
 	if err := s.enter(); err != nil {
-		return result, err
+		return proto.SurveyResult{}, err
 	}
 	p, err := openProcfs()
 	if err != nil {
-		return result, err
+		return proto.SurveyResult{}, err
 	}
 	defer p.close()
+	return p.survey(r)
+}
+
+func checkSurvey(r proto.SurveyRequest) error {
+	n := len(r.Files) + len(r.Contents) + len(r.Exact)
+	for _, search := range r.Searches {
+		n += len(search.Directories) * len(search.Names)
+	}
+	if n > maxSurveyed {
+		return failure(proto.CodeInvalidRequest, "%d files, at most %d are described at once", n, maxSurveyed)
+	}
+	return nil
+}
+
+// survey is a checked one.
+func (p *procfs) survey(r proto.SurveyRequest) (result proto.SurveyResult, err error) {
 	if result.Self, err = p.process(os.Getpid()); err != nil {
 		return result, failure(proto.CodeInternal, "the guest agent does not find itself: %v", err)
 	}
@@ -35,17 +54,87 @@ func (s *session) survey(r proto.SurveyRequest) (proto.SurveyResult, error) {
 			return result, err
 		}
 	}
-	for _, path := range r.Files {
-		if f, ok := p.file(path, false); ok {
-			result.Files = append(result.Files, f)
+	for _, kind := range []struct {
+		paths []proto.Text
+		look  func(clean string) (proto.SurveyedFile, bool)
+	}{{r.Files, p.described}, {r.Contents, p.contents}, {r.Exact, p.exact}} {
+		for _, path := range kind.paths {
+			clean, err := cleanPath(path)
+			if err != nil {
+				continue
+			}
+			if f, ok := kind.look(clean); ok {
+				f.Path = path
+				result.Files = append(result.Files, f)
+			}
 		}
 	}
-	for _, path := range r.Contents {
-		if f, ok := p.file(path, true); ok {
-			result.Files = append(result.Files, f)
-		}
+	for _, search := range r.Searches {
+		p.search(search, &result)
+	}
+	if r.Tree != "" {
+		result.Sum = sumTree(r.Tree)
 	}
 	return result, nil
+}
+
+// search looks through directories for files with certain names. Most of them are not
+// there: a list of what is costs less than asking for each.
+func (p *procfs) search(s proto.SurveySearch, into *proto.SurveyResult) {
+	type inode struct{ device, number uint64 }
+	seen := map[inode]proto.Text{}
+	wanted := map[string]bool{}
+	for _, name := range s.Names {
+		wanted[string(name)] = true
+	}
+	for _, path := range s.Directories {
+		clean, err := cleanPath(path)
+		if err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(clean, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			continue
+		}
+		id := inode{st.Dev, st.Ino}
+		if of, known := seen[id]; known {
+			into.Repeated = append(into.Repeated, proto.RepeatedDirectory{Path: path, Of: of})
+			continue
+		}
+		seen[id] = path
+		have, err := p.names(clean)
+		if err != nil {
+			continue
+		}
+		slices.Sort(have)
+		for _, name := range have {
+			if !wanted[name] {
+				continue
+			}
+			if f, ok := p.described(clean + "/" + name); ok {
+				f.Path = path + "/" + proto.Text(name)
+				into.Files = append(into.Files, f)
+			}
+		}
+	}
+}
+
+// sumTree is the sum of a directory, empty if it has none.
+func sumTree(path proto.Text) string {
+	dir, err := directoryPath(path)
+	if err != nil {
+		return ""
+	}
+	root, err := openRoot(dir)
+	if err != nil {
+		return ""
+	}
+	defer root.Close()
+	sum, err := tree.SumRoot(root)
+	if err != nil {
+		return ""
+	}
+	return sum
 }
 
 // all describes every process, the agent too.
@@ -69,27 +158,41 @@ func (p *procfs) all() ([]proto.ProcessInfo, error) {
 	return list, nil
 }
 
-// file describes what a path leads to. Below /proc it is the kernel's word.
-func (p *procfs) file(path proto.Text, content bool) (f proto.SurveyedFile, found bool) {
-	f.Path = path
-	clean, err := cleanPath(path)
+// described is what a path leads to.
+func (p *procfs) described(clean string) (f proto.SurveyedFile, found bool) {
+	info, err := os.Stat(clean)
 	if err != nil {
 		return f, false
 	}
-	if !content {
-		info, err := os.Stat(clean)
-		if err == nil {
-			describeFully(&f, info)
-		}
-		return f, err == nil
-	}
-	var opened *os.File
+	describeFully(&f, info)
+	return f, true
+}
+
+// contents is described with the beginning of a regular file. Below /proc it is the
+// kernel's word.
+func (p *procfs) contents(clean string) (proto.SurveyedFile, bool) {
 	if name, isProc := strings.CutPrefix(clean, "/proc/"); isProc {
-		opened, err = p.open(name)
-	} else {
-		// Not waiting for the other end of a FIFO.
-		opened, err = os.OpenFile(clean, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+		return readFully(p.open(name))
 	}
+	// Not waiting for the other end of a FIFO.
+	return readFully(os.OpenFile(clean, os.O_RDONLY|syscall.O_NONBLOCK, 0))
+}
+
+// exact is contents of what has a path itself.
+func (p *procfs) exact(clean string) (f proto.SurveyedFile, found bool) {
+	info, err := os.Lstat(clean)
+	if err != nil {
+		return f, false
+	}
+	if info.Mode().IsRegular() {
+		return readFully(os.OpenFile(clean, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0))
+	}
+	describeFully(&f, info)
+	return f, true
+}
+
+// readFully describes an open file and reads its beginning.
+func readFully(opened *os.File, err error) (f proto.SurveyedFile, found bool) {
 	if err != nil {
 		return f, false
 	}

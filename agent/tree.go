@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"errors"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/agent/tree"
@@ -15,6 +19,11 @@ func (s *session) getTree(r proto.GetTreeRequest) (tree.Stats, error) {
 	dir, err := s.enterAt(r.Path, directoryPath)
 	if err != nil {
 		return tree.Stats{}, err
+	}
+	if r.Exact {
+		if err := checkExact(dir); err != nil {
+			return tree.Stats{}, err
+		}
 	}
 	root, err := openRoot(dir)
 	if err != nil {
@@ -32,30 +41,106 @@ func (s *session) getTree(r proto.GetTreeRequest) (tree.Stats, error) {
 	return stats, out.end()
 }
 
+// checkExact refuses links to directories.
+func checkExact(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return fileError(err)
+	}
+	if !info.IsDir() {
+		return failure(proto.CodeNotADirectory, "%q is not a directory", dir)
+	}
+	return nil
+}
+
 // putTree unpacks a tar stream into a directory, which it makes if it is not
 // there. What had arrived before an error stays.
-func (s *session) putTree(r proto.PutTreeRequest) (tree.Stats, error) {
+func (s *session) putTree(r proto.PutTreeRequest) (stats tree.Stats, err error) {
+	if err := checkPutTree(r); err != nil {
+		return stats, err
+	}
 	dir, err := s.enterAt(r.Path, directoryPath)
 	if err != nil {
-		return tree.Stats{}, err
+		return stats, err
+	}
+	if _, err := vacate(r.Vacate); err != nil {
+		return stats, err
+	}
+	if r.Replace {
+		if err := clearDirectory(dir, r.Spare); err != nil {
+			return stats, fileError(err)
+		}
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return tree.Stats{}, fileError(err)
+		return stats, fileError(err)
 	}
 	root, err := openRoot(dir)
 	if err != nil {
-		return tree.Stats{}, err
+		return stats, err
 	}
 	defer root.Close()
 	in, err := s.inflow(putWindow)
 	if err != nil {
-		return tree.Stats{}, err
+		return stats, err
 	}
-	stats, err := tree.Unpack(in, root, tree.Options{Owners: r.Owners})
-	if err != nil {
+	if stats, err = tree.Unpack(in, root, tree.Options{Owners: r.Owners}); err != nil {
 		return stats, fileError(err)
 	}
-	return stats, in.drain()
+	if err := in.drain(); err != nil {
+		return stats, err
+	}
+	if r.Sum {
+		stats.Sum, err = tree.SumRoot(root)
+	}
+	if err != nil && !errors.Is(err, tree.ErrTooLarge) {
+		return stats, fileError(err)
+	}
+	return stats, nil
+}
+
+func checkPutTree(r proto.PutTreeRequest) error {
+	for _, pattern := range r.Spare {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return failure(proto.CodeInvalidRequest, "pattern %.80q: %v", pattern, err)
+		}
+	}
+	if r.Replace {
+		if _, err := removablePath(r.Path); err != nil {
+			return err
+		}
+	}
+	return checkVacated(r.Vacate)
+}
+
+// clearDirectory removes what is in a directory, but for names that a pattern matches,
+// or what has its path and is none.
+func clearDirectory(dir string, spare []string) error {
+	info, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return nil
+	case err != nil:
+		return err
+	case !info.IsDir():
+		return os.Remove(dir)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		spared := slices.ContainsFunc(spare, func(pattern string) bool {
+			match, _ := path.Match(pattern, e.Name()) // the pattern was checked
+			return match
+		})
+		if spared {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func openRoot(dir string) (*os.Root, error) {

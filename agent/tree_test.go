@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/forkvm/forkvm/agent"
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/agent/tree"
 )
 
 func openRoot(t *testing.T, dir string) *os.Root {
@@ -49,6 +51,67 @@ func TestUploadAndDownload(t *testing.T) {
 	for i := range 5 {
 		if got, err := os.ReadFile(filepath.Join(to, fmt.Sprint("d", i), "big")); err != nil || !bytes.Equal(got, big) {
 			t.Errorf("file %d: %d bytes, %v", i, len(got), err)
+		}
+	}
+}
+
+// One request empties directories, takes away what a tree replaces, and sums up what is
+// there then.
+func TestPlaceTree(t *testing.T) {
+	g := start(t, agent.Config{})
+	from := t.TempDir()
+	write := func(path string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("content"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(filepath.Join(from, "new"))
+	for _, name := range []string{"to/old/file", "to/.git/config", "empty/left"} {
+		write(filepath.Join(g.dir, name))
+	}
+	place := func(p client.Placement) client.TreeStats {
+		t.Helper()
+		var archive bytes.Buffer
+		if _, err := tree.Pack(&archive, openRoot(t, from)); err != nil {
+			t.Fatal(err)
+		}
+		stats, err := g.PlaceTree(t.Context(), p, &archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stats
+	}
+	stats := place(client.Placement{
+		Dir: filepath.Join(g.dir, "to"), Replace: true, Spare: []string{".git"}, Sum: true,
+		Vacate: []client.EmptyDirectory{{Path: filepath.Join(g.dir, "empty"), Mode: 0o755}},
+	})
+	sum, err := tree.SumRoot(openRoot(t, filepath.Join(g.dir, "to")))
+	if err != nil || stats.Sum != sum {
+		t.Errorf("the sum is %s, not %s, %v", stats.Sum, sum, err)
+	}
+	for name, want := range map[string]bool{"to/new": true, "to/.git/config": true, "to/old": false, "empty": true, "empty/left": false} {
+		if _, err := os.Lstat(filepath.Join(g.dir, name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// A link in its place goes away, not what it leads to.
+	if err := os.Symlink("to", filepath.Join(g.dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.GetExactTree(t.Context(), filepath.Join(g.dir, "link"), io.Discard); !isCode(err, proto.CodeNotADirectory) {
+		t.Errorf("a link to a directory: %v", err)
+	}
+	place(client.Placement{Dir: filepath.Join(g.dir, "link"), Replace: true})
+	if info, err := os.Lstat(filepath.Join(g.dir, "link")); err != nil || !info.IsDir() {
+		t.Errorf("link: %v, %v", info, err)
+	}
+	if _, err := os.Lstat(filepath.Join(g.dir, "to/.git/config")); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []client.Placement{{Dir: "/", Replace: true}, {Dir: g.dir + "/to", Replace: true, Spare: []string{"["}}} {
+		if _, err := g.PlaceTree(t.Context(), bad, bytes.NewReader(nil)); !isCode(err, proto.CodeInvalidRequest) {
+			t.Errorf("%+v: %v", bad, err)
 		}
 	}
 }

@@ -17,19 +17,31 @@ import (
 // vacate makes empty directories in the place of whatever is there: files, links,
 // mounts, files that nobody can remove.
 func (s *session) vacate(r proto.VacateRequest) (proto.VacateResult, error) {
-	v := vacancy{}
-	for _, d := range r.Directories {
-		if d.Mode > 0o7777 {
-			return v.result, failure(proto.CodeInvalidRequest, "mode %o", d.Mode)
-		}
-		if _, err := removablePath(d.Path); err != nil {
-			return v.result, err
-		}
+	if err := checkVacated(r.Directories); err != nil {
+		return proto.VacateResult{}, err
 	}
 	if err := s.enter(); err != nil {
-		return v.result, err
+		return proto.VacateResult{}, err
 	}
-	for _, d := range r.Directories {
+	return vacate(r.Directories)
+}
+
+func checkVacated(directories []proto.EmptyDirectory) error {
+	for _, d := range directories {
+		if d.Mode > 0o7777 {
+			return failure(proto.CodeInvalidRequest, "mode %o", d.Mode)
+		}
+		if _, err := removablePath(d.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// vacate makes directories that were checked.
+func vacate(directories []proto.EmptyDirectory) (proto.VacateResult, error) {
+	v := vacancy{}
+	for _, d := range directories {
 		if err := v.vacate(d); err != nil {
 			return v.result, err
 		}
@@ -55,7 +67,7 @@ func (v *vacancy) vacate(d proto.EmptyDirectory) error {
 		uid, gid = int(who.uid), int(who.gid)
 	}
 	if err := v.clear(path); err != nil {
-		return fileError(err)
+		return failure(proto.CodeNotVacated, "make room for %q: %v", path, err)
 	}
 	return v.make(path, fs.FileMode(d.Mode), uid, gid)
 }

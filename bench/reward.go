@@ -35,15 +35,17 @@ func (b *bench) reward(ctx context.Context) error {
 		return err
 	}
 	verifier.Artifacts = []task.Artifact{{Source: "/root"}}
-	var beyond []float64
+	var beyond, closing []float64
 	phases := map[string][]float64{}
 	for range b.config.Rounds {
 		begun := linux.Monotonic()
-		v, err := vm.Judge(ctx, node.Judging{Request: judging.Request{Verifier: verifier}})
+		var took float64
+		r := judging.Request{Verifier: verifier, Decided: func(*judging.Verdict) { took = ms(linux.Monotonic() - begun) }}
+		v, err := vm.Judge(ctx, node.Judging{Request: r})
 		if err != nil {
 			return err
 		}
-		took := ms(linux.Monotonic() - begun)
+		closing = append(closing, ms(linux.Monotonic()-begun)-took)
 		if v.Outcome != judging.Scored {
 			return errors.Join(fmt.Errorf("reward: %s: %s", v.Summary(), v.Detail), remove(ctx, vm))
 		}
@@ -54,8 +56,9 @@ func (b *bench) reward(ctx context.Context) error {
 		}
 	}
 	b.row("reward_both", CMS, beyond)
-	for _, name := range []string{"machines", "survey", "quiesce", "transplant", "verify", "close"} {
+	for _, name := range []string{"machines", "survey", "quiesce", "transplant", "verify"} {
 		b.row("reward_"+name, CMS, phases[name])
 	}
+	b.row("reward_close", CMS, closing)
 	return remove(ctx, vm)
 }

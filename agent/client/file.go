@@ -71,8 +71,8 @@ func (f *File) describe(i proto.FileInfo) {
 }
 
 // upload sends everything from r as the operation's data.
-func (c *Client) upload(ctx context.Context, op string, params any, path string, r io.Reader, result any) error {
-	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation}, params, nil)
+func (c *Client) upload(ctx context.Context, op string, params any, path string, r io.Reader, result any, requires ...string) error {
+	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation, Requires: requires}, params, nil)
 	if err != nil {
 		return err
 	}
@@ -101,9 +101,9 @@ func (c *Client) upload(ctx context.Context, op string, params any, path string,
 }
 
 // download writes the operation's data to w.
-func (c *Client) download(ctx context.Context, op string, params any, path string, w io.Writer, onStart func(proto.Started), result any) error {
+func (c *Client) download(ctx context.Context, op string, params any, path string, w io.Writer, onStart func(proto.Started), result any, requires ...string) error {
 	q := proto.NewQueue(outputWindow)
-	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation}, params, map[uint16]*proto.Queue{proto.Stdout: q})
+	k, err := c.begin(ctx, op, proto.Request{Generation: c.cfg.Generation, Requires: requires}, params, map[uint16]*proto.Queue{proto.Stdout: q})
 	if err != nil {
 		return err
 	}

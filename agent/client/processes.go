@@ -17,12 +17,46 @@ type SurveyedFile = proto.SurveyedFile
 // Survey is what there was in a guest.
 type Survey = proto.SurveyResult
 
-// Survey says which processes there are, if they are wanted, and describes files,
-// following links, and some with their contents (64 KiB at most). Files that are not
-// there are missing in the result. Nothing that is mounted over /proc hides anything.
-func (c *Client) Survey(ctx context.Context, processes bool, files, contents []string) (s Survey, err error) {
-	request := proto.SurveyRequest{Processes: processes, Files: proto.Texts(files), Contents: proto.Texts(contents)}
-	err = c.ask(ctx, proto.OpSurvey, proto.Request{Generation: c.cfg.Generation}, request, &s)
+// Look says what of a guest is surveyed.
+type Look struct {
+	// Processes asks for all of them; nothing that is mounted over /proc hides any.
+	Processes bool
+	// Files are described, Contents too with their contents (64 KiB at most). What links
+	// lead to is described instead of links. Files that are not there are missing in the
+	// result.
+	Files, Contents []string
+	// Exact are as Contents, but of a link the link.
+	Exact []string
+	// Searches find more Files.
+	Searches []Search
+	// Tree is a directory of which the sum is wanted, in the form of tree.Sum.
+	Tree string
+}
+
+// Search finds the files with one of Names that are in one of Directories. A directory
+// that has two of the paths is looked through once.
+type Search struct{ Directories, Names []string }
+
+func (l *Look) request() proto.SurveyRequest {
+	r := proto.SurveyRequest{
+		Processes: l.Processes, Files: proto.Texts(l.Files), Contents: proto.Texts(l.Contents), Exact: proto.Texts(l.Exact), Tree: proto.Text(l.Tree),
+	}
+	for _, s := range l.Searches {
+		r.Searches = append(r.Searches, proto.SurveySearch{Directories: proto.Texts(s.Directories), Names: proto.Texts(s.Names)})
+	}
+	return r
+}
+
+// surveyor is required where an older guest agent would ignore what it is asked.
+var surveyor = []string{proto.FeatureSurveyor}
+
+// Survey says what there is in a guest.
+func (c *Client) Survey(ctx context.Context, l Look) (s Survey, err error) {
+	request := proto.Request{Generation: c.cfg.Generation}
+	if l.Exact != nil || l.Searches != nil || l.Tree != "" {
+		request.Requires = surveyor
+	}
+	err = c.ask(ctx, proto.OpSurvey, request, l.request(), &s)
 	return s, err
 }
 
@@ -37,6 +71,8 @@ type Quiescence struct {
 	Grace time.Duration
 	// Timeout bounds the rest.
 	Timeout time.Duration
+	// Look is what is surveyed as soon as the guest is quiet, nil for nothing.
+	Look *Look
 }
 
 // Quieted says what Quiesce did.
@@ -53,7 +89,12 @@ func (c *Client) Quiesce(ctx context.Context, q Quiescence) (r Quieted, err erro
 			PID: p.PID, Start: p.Start, Program: p.Program, Inode: p.Inode, Halt: q.Halt != nil && q.Halt(p),
 		})
 	}
-	err = c.ask(ctx, proto.OpQuiesce, proto.Request{Generation: c.cfg.Generation}, request, &r)
+	envelope := proto.Request{Generation: c.cfg.Generation}
+	if q.Look != nil {
+		look := q.Look.request()
+		request.Survey, envelope.Requires = &look, surveyor
+	}
+	err = c.ask(ctx, proto.OpQuiesce, envelope, request, &r)
 	return r, err
 }
 
@@ -72,10 +113,14 @@ type EmptyDirectory struct {
 // links in the place of parents and files that are immutable go too. After an error
 // some of the directories may be there.
 func (c *Client) Vacate(ctx context.Context, directories ...EmptyDirectory) (v Vacated, err error) {
-	var request proto.VacateRequest
-	for _, d := range directories {
-		request.Directories = append(request.Directories, proto.EmptyDirectory{Path: proto.Text(d.Path), User: d.User, Mode: toUnix(d.Mode)})
-	}
+	request := proto.VacateRequest{Directories: emptyDirectories(directories)}
 	err = c.ask(ctx, proto.OpVacate, proto.Request{Generation: c.cfg.Generation}, request, &v)
 	return v, err
+}
+
+func emptyDirectories(directories []EmptyDirectory) (list []proto.EmptyDirectory) {
+	for _, d := range directories {
+		list = append(list, proto.EmptyDirectory{Path: proto.Text(d.Path), User: d.User, Mode: toUnix(d.Mode)})
+	}
+	return list
 }

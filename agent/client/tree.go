@@ -19,16 +19,52 @@ type TreeStats = tree.Stats
 // get the owners, privileged mode bits and devices of the stream, otherwise they
 // are root's. After an error the files that came before it are there.
 func (c *Client) PutTree(ctx context.Context, dir string, r io.Reader, owners bool) (TreeStats, error) {
+	return c.PlaceTree(ctx, Placement{Dir: dir, Owners: owners}, r)
+}
+
+// Placement says where a tree is put, and what goes before it.
+type Placement struct {
+	// Dir and Owners are as for PutTree.
+	Dir    string
+	Owners bool
+	// Vacate are empty directories that are made first, see Client.Vacate.
+	Vacate []EmptyDirectory
+	// Replace removes first what is in Dir, but for names that one of the patterns Spare
+	// matches (path.Match). If Dir is no directory it becomes one.
+	Replace bool
+	Spare   []string
+	// Sum asks for TreeStats.Sum, in the form of tree.Sum.
+	Sum bool
+}
+
+// PlaceTree is PutTree with more to it, in one request.
+func (c *Client) PlaceTree(ctx context.Context, p Placement, r io.Reader) (TreeStats, error) {
+	request := proto.PutTreeRequest{
+		Path: proto.Text(p.Dir), Owners: p.Owners, Vacate: emptyDirectories(p.Vacate), Replace: p.Replace, Spare: p.Spare, Sum: p.Sum,
+	}
+	var requires []string
+	if p.Vacate != nil || p.Replace || p.Sum {
+		requires = surveyor
+	}
 	var stats TreeStats
-	err := c.upload(ctx, proto.OpPutTree, proto.PutTreeRequest{Path: proto.Text(dir), Owners: owners}, dir, r, &stats)
+	err := c.upload(ctx, proto.OpPutTree, request, p.Dir, r, &stats, requires...)
 	return stats, err
 }
 
 // GetTree writes what is below a directory of the guest to w as a tar stream
 // with relative names. The guest made it: unpack it with care, or use Download.
 func (c *Client) GetTree(ctx context.Context, dir string, w io.Writer) (TreeStats, error) {
+	return c.getTree(ctx, proto.GetTreeRequest{Path: proto.Text(dir)}, w)
+}
+
+// GetExactTree is GetTree, and refuses a link to a directory.
+func (c *Client) GetExactTree(ctx context.Context, dir string, w io.Writer) (TreeStats, error) {
+	return c.getTree(ctx, proto.GetTreeRequest{Path: proto.Text(dir), Exact: true}, w, surveyor...)
+}
+
+func (c *Client) getTree(ctx context.Context, r proto.GetTreeRequest, w io.Writer, requires ...string) (TreeStats, error) {
 	var stats TreeStats
-	err := c.download(ctx, proto.OpGetTree, proto.GetTreeRequest{Path: proto.Text(dir)}, dir, w, nil, &stats)
+	err := c.download(ctx, proto.OpGetTree, r, string(r.Path), w, nil, &stats, requires...)
 	return stats, err
 }
 

@@ -63,5 +63,6 @@ const (
 	CodePermissionDenied = "permission_denied"
 	CodeReadOnly         = "read_only_file_system"
 	CodeNoSpace          = "no_space"
+	CodeNotVacated       = "not_vacated" // something does not go away
 	CodeIO               = "io_error"
 )

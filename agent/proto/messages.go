@@ -287,12 +287,23 @@ type PutTreeRequest struct {
 	// Owners keeps the owners, privileged mode bits and devices of the stream;
 	// otherwise all of it belongs to the guest agent's user.
 	Owners bool `json:"owners,omitempty"`
+	// Vacate are empty directories that are made first, as OpVacate makes them. Needs
+	// FeatureSurveyor, as all that follows.
+	Vacate []EmptyDirectory `json:"vacate,omitempty"`
+	// Replace removes first what is in the directory, but for entries whose names match
+	// one of the patterns Spare (path.Match), and what else has its path.
+	Replace bool     `json:"replace,omitempty"`
+	Spare   []string `json:"spare,omitempty"`
+	// Sum asks for the sum of the whole directory when the stream has ended.
+	Sum bool `json:"sum,omitempty"`
 }
 
 // GetTreeRequest asks for what is below a directory, as a tar stream on the
 // Stdout stream.
 type GetTreeRequest struct {
 	Path Text `json:"path"`
+	// Exact refuses a link to a directory. Needs FeatureSurveyor.
+	Exact bool `json:"exact,omitempty"`
 }
 
 // PathRequest names a file for stat.

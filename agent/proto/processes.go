@@ -11,6 +11,10 @@ const (
 // MaxContent bounds the contents of one file in a SurveyResult, in bytes.
 const MaxContent = 64 << 10
 
+// FeatureSurveyor must be required by a request with Exact or Tree, or for a survey or a
+// sum behind something else: an agent without it would ignore what it does not know.
+const FeatureSurveyor = "surveyor"
+
 // SurveyRequest asks what is there.
 type SurveyRequest struct {
 	// Processes asks for all of them but the kernel's threads.
@@ -19,6 +23,19 @@ type SurveyRequest struct {
 	Files []Text `json:"files,omitempty"`
 	// Contents are files whose beginning is wanted too.
 	Contents []Text `json:"contents,omitempty"`
+	// Exact are files whose beginning is wanted, but of a link the link. Needs
+	// FeatureSurveyor, as all that follows.
+	Exact []Text `json:"exact,omitempty"`
+	// Searches find files that are described as Files are.
+	Searches []SurveySearch `json:"searches,omitempty"`
+	// Tree is a directory of which the sum is wanted.
+	Tree Text `json:"tree,omitempty"`
+}
+
+// SurveySearch finds the files with one of Names that are in one of Directories.
+type SurveySearch struct {
+	Directories []Text `json:"directories"`
+	Names       []Text `json:"names"`
 }
 
 // SurveyResult has no entry for files that are not there.
@@ -27,6 +44,12 @@ type SurveyResult struct {
 	Self      ProcessInfo    `json:"self"`
 	Processes []ProcessInfo  `json:"processes,omitempty"`
 	Files     []SurveyedFile `json:"files,omitempty"`
+	// Repeated are directories of a search that are earlier ones by another path. Their
+	// files are not described again.
+	Repeated []RepeatedDirectory `json:"repeated,omitempty"`
+	// Sum is of Tree, see package tree. Empty if there is no such directory, or one that
+	// cannot be summed up.
+	Sum string `json:"sum,omitempty"`
 }
 
 // ProcessInfo is a process. Together PID, Start, Program and Inode say whether it
@@ -57,6 +80,12 @@ type SurveyedFile struct {
 	Content []byte `json:"content,omitempty"`
 }
 
+// RepeatedDirectory is the directory Of by the path Path.
+type RepeatedDirectory struct {
+	Path Text `json:"path"`
+	Of   Text `json:"of"`
+}
+
 // QuiesceRequest ends every process but the kernel's, the guest agent and some to
 // keep.
 type QuiesceRequest struct {
@@ -67,6 +96,9 @@ type QuiesceRequest struct {
 	GraceMS int64 `json:"grace_ms,omitempty"`
 	// TimeoutMS bounds everything that follows.
 	TimeoutMS int64 `json:"timeout_ms"`
+	// Survey is what is looked at when the guest is quiet; nil: nothing. Needs
+	// FeatureSurveyor.
+	Survey *SurveyRequest `json:"survey,omitempty"`
 }
 
 // KeptProcess is not ended.
@@ -90,6 +122,8 @@ type QuiesceResult struct {
 	Survivors []ProcessInfo `json:"survivors,omitempty"`
 	// Unsettled: at the end processes were still being started.
 	Unsettled bool `json:"unsettled,omitempty"`
+	// Survey is what was found, if it was asked for and the guest is quiet.
+	Survey *SurveyResult `json:"survey,omitempty"`
 }
 
 // VacateRequest asks for empty directories in the place of whatever is there.

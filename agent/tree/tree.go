@@ -28,6 +28,9 @@ type Stats struct {
 	// Changed are files that became shorter while they were read; the archive has
 	// zeros in the place of what is missing.
 	Changed int64 `json:"changed,omitempty"`
+	// Sum is that of the directory afterwards, if it was asked for; empty if that has
+	// too many entries.
+	Sum string `json:"sum,omitempty"`
 }
 
 // Pack writes the tree below root as a tar stream whose names are relative to

@@ -2,6 +2,7 @@ package judge
 
 import (
 	"archive/tar"
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -108,30 +109,42 @@ func (t *transplanter) expand(ctx context.Context, pattern string) ([]string, er
 
 // one copies a file or a directory.
 func (t *transplanter) one(ctx context.Context, from, to string, exclude []string) error {
+	// Most are directories: nothing is asked before they are read.
+	err := t.stream(ctx, client.Placement{Dir: to, Owners: true, Replace: true, Spare: exclude}, exclude, func(w io.Writer) error {
+		_, err := t.from.GetExactTree(ctx, from, w)
+		return err
+	})
+	var source *sourceError
+	if !errors.As(err, &source) {
+		return err
+	}
+	switch answered(err) {
+	case proto.CodeFileNotFound:
+		t.done.Missing = append(t.done.Missing, from)
+		return t.clear(ctx, to, exclude)
+	case proto.CodeNotADirectory:
+		return t.file(ctx, from, to, exclude)
+	}
+	return err
+}
+
+// file copies what is no directory.
+func (t *transplanter) file(ctx context.Context, from, to string, exclude []string) error {
 	info, err := t.from.Stat(ctx, from)
 	switch {
 	case answered(err) == proto.CodeFileNotFound, answered(err) == proto.CodeNotADirectory:
 		t.done.Missing = append(t.done.Missing, from)
-		return t.clear(ctx, to, exclude)
 	case err != nil:
 		return &sourceError{err}
-	}
-	switch info.Kind {
-	case client.KindDirectory:
-		if err := t.clear(ctx, to, exclude); err != nil {
-			return err
-		}
-		return t.stream(ctx, to, exclude, func(w io.Writer) error {
-			_, err := t.from.GetTree(ctx, from, w)
-			return err
-		})
-	case client.KindFile:
+	case info.Kind == client.KindFile:
 		if err := t.clear(ctx, to, nil); err != nil {
 			return err
 		}
-		return t.stream(ctx, path.Dir(to), nil, func(w io.Writer) error { return t.packFile(ctx, info, path.Base(to), w) })
+		place := client.Placement{Dir: path.Dir(to), Owners: true}
+		return t.stream(ctx, place, nil, func(w io.Writer) error { return t.packFile(ctx, info, path.Base(to), w) })
+	default:
+		t.limits.leaveOut(&t.done, from)
 	}
-	t.limits.leaveOut(&t.done, from)
 	return t.clear(ctx, to, exclude)
 }
 
@@ -179,8 +192,8 @@ func (t *transplanter) packFile(ctx context.Context, info client.File, name stri
 }
 
 // stream passes a tar stream of the fork through the sieve into a directory of the
-// clean machine.
-func (t *transplanter) stream(ctx context.Context, to string, exclude []string, source func(io.Writer) error) error {
+// clean machine, of which nothing is touched before the stream has begun.
+func (t *transplanter) stream(ctx context.Context, to client.Placement, exclude []string, source func(io.Writer) error) error {
 	rawR, rawW := io.Pipe()
 	cleanR, cleanW := io.Pipe()
 	read, sifted := make(chan error, 1), make(chan error, 1)
@@ -189,13 +202,20 @@ func (t *transplanter) stream(ctx context.Context, to string, exclude []string, 
 		rawW.CloseWithError(err)
 		read <- err
 	}()
+	raw := bufio.NewReader(rawR)
+	if _, err := raw.Peek(1); err != nil {
+		if failed := <-read; failed != nil {
+			err = failed
+		}
+		return &sourceError{err}
+	}
 	go func() {
-		err := t.limits.sift(rawR, cleanW, exclude, &t.done)
+		err := t.limits.sift(raw, cleanW, exclude, &t.done)
 		rawR.CloseWithError(io.ErrClosedPipe) // nobody reads it any more
 		cleanW.CloseWithError(err)
 		sifted <- err
 	}()
-	_, err := t.to.PutTree(ctx, to, cleanR, true)
+	_, err := t.to.PlaceTree(ctx, to, cleanR)
 	cleanR.CloseWithError(io.ErrClosedPipe)
 	siftErr, readErr := <-sifted, <-read
 	switch {

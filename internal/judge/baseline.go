@@ -26,9 +26,20 @@ var toolchain = []string{
 	"go", "cargo", "rustc", "make", "cmake", "gcc", "g++", "cc", "c++", "clang", "git", "diff", "cmp", "grep", "sed", "awk", "cat", "test", "[", "timeout", "jq", "curl", "tar", "psql",
 }
 
-// loaders are what every program loads, and modules that Python loads unasked.
+// loaders are what every program loads.
 var loaders = []string{
-	"/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib64/libc.so.6", "/lib/ld-musl-x86_64.so.1", "/usr/lib/python3/dist-packages/sitecustomize.py",
+	"/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6", "/usr/lib64/libc.so.6", "/lib/ld-musl-x86_64.so.1",
+}
+
+// modules are what Python loads unasked.
+func modules() client.Search {
+	s := client.Search{Directories: []string{"/usr/lib/python3/dist-packages"}, Names: []string{"sitecustomize.py", "usercustomize.py"}}
+	for minor := 8; minor <= 15; minor++ {
+		for _, dir := range []string{"/usr/lib/python3.%d", "/usr/local/lib/python3.%d/dist-packages", "/usr/local/lib/python3.%d/site-packages"} {
+			s.Directories = append(s.Directories, fmt.Sprintf(dir, minor))
+		}
+	}
+	return s
 }
 
 // settings are read and compared: what every program preloads, and what the kernel
@@ -36,23 +47,14 @@ var loaders = []string{
 var settings = []string{"/etc/ld.so.preload", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/sys/kernel/uevent_helper"}
 
 // guarded are the files that are compared between fork and clean machine.
-func (v *Verifier) guarded() (files, contents []string) {
+func (v *Verifier) guarded() client.Look {
+	l := client.Look{Contents: settings}
 	if !v.FreeToolchain {
-		for _, dir := range searchPath {
-			for _, name := range toolchain {
-				files = append(files, dir+"/"+name)
-			}
-		}
-		files = append(files, loaders...)
-		for minor := 8; minor <= 15; minor++ {
-			for _, dir := range []string{"/usr/lib/python3.%d", "/usr/local/lib/python3.%d/dist-packages", "/usr/local/lib/python3.%d/site-packages"} {
-				for _, module := range []string{"/sitecustomize.py", "/usercustomize.py"} {
-					files = append(files, fmt.Sprintf(dir, minor)+module)
-				}
-			}
-		}
+		l.Files = append(l.Files, loaders...)
+		l.Searches = []client.Search{{Directories: searchPath, Names: toolchain}, modules()}
 	}
-	return append(files, v.Protect...), settings
+	l.Files = append(l.Files, v.Protect...)
+	return l
 }
 
 // differences lists the files that are not in one survey what they are in the other.
@@ -72,8 +74,13 @@ func differences(clean, fork client.Survey) []string {
 	for path := range have { // gone
 		changed = append(changed, path)
 	}
+	for _, r := range clean.Repeated {
+		if !slices.Contains(fork.Repeated, r) {
+			changed = append(changed, string(r.Path))
+		}
+	}
 	slices.Sort(changed)
-	return changed
+	return slices.Compact(changed)
 }
 
 // sameFile compares what the kernel keeps of a file. The time of its last change

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/agent/proto"
+	"github.com/forkvm/forkvm/agent/tree"
 )
 
 // fakeFile is a file of a fake guest.
@@ -169,36 +171,78 @@ func (g *fakeGuest) Exec(_ context.Context, c client.Command) (client.Result, er
 	return g.run(g, c)
 }
 
-func (g *fakeGuest) Survey(context.Context, bool, []string, []string) (client.Survey, error) {
+func (g *fakeGuest) Survey(_ context.Context, l client.Look) (client.Survey, error) {
 	end, err := g.begin("survey")
 	defer end()
-	return g.survey, err
+	return g.look(l), err
+}
+
+// look is what is there. Links lead nowhere.
+func (g *fakeGuest) look(l client.Look) client.Survey {
+	s := g.survey
+	for _, name := range l.Exact {
+		if f, ok := g.files[name]; ok {
+			found := client.SurveyedFile{Path: proto.Text(name), FileInfo: proto.FileInfo{Kind: string(f.kind), Size: int64(len(f.content))}}
+			found.Content = []byte(f.content)[:min(len(f.content), proto.MaxContent)]
+			s.Files = append(s.Files, found)
+		}
+	}
+	if l.Tree != "" {
+		s.Sum = g.sum(l.Tree)
+	}
+	return s
+}
+
+func (g *fakeGuest) sum(dir string) string {
+	entries := map[string]tree.Entry{}
+	for name, f := range g.files {
+		rest, inside := strings.CutPrefix(name, dir+"/")
+		if !inside {
+			continue
+		}
+		switch f.kind {
+		case client.KindDirectory:
+			entries[rest] = tree.Entry{Mode: fs.ModeDir | f.mode.Perm()}
+		case client.KindLink:
+			entries[rest] = tree.Entry{Mode: fs.ModeSymlink, Target: f.content}
+		default:
+			entries[rest] = tree.Entry{Mode: f.mode.Perm(), SHA256: sha256.Sum256([]byte(f.content))}
+		}
+	}
+	return tree.Sum(entries)
 }
 
 func (g *fakeGuest) Quiesce(_ context.Context, q client.Quiescence) (client.Quieted, error) {
 	end, err := g.begin("quiesce")
 	defer end()
-	if err != nil || len(g.quiet) == 0 {
-		return client.Quieted{}, err
+	var r client.Quieted
+	if err == nil && len(g.quiet) > 0 {
+		r = g.quiet[0]
+		if len(g.quiet) > 1 {
+			g.quiet = g.quiet[1:]
+		}
 	}
-	r := g.quiet[0]
-	if len(g.quiet) > 1 {
-		g.quiet = g.quiet[1:]
+	if q.Look != nil {
+		found := g.look(*q.Look)
+		r.Survey = &found
 	}
-	return r, nil
+	return r, err
 }
 
 func (g *fakeGuest) Vacate(_ context.Context, directories ...client.EmptyDirectory) (client.Vacated, error) {
 	end, err := g.begin("vacate")
 	defer end()
-	if err != nil {
-		return client.Vacated{}, err
+	if err == nil {
+		g.vacate(directories)
 	}
+	return client.Vacated{}, err
+}
+
+func (g *fakeGuest) vacate(directories []client.EmptyDirectory) {
 	for _, d := range directories {
 		g.remove(d.Path)
 		g.files[d.Path] = fakeFile{kind: client.KindDirectory, mode: d.Mode}
 	}
-	return client.Vacated{}, nil
 }
 
 func (g *fakeGuest) remove(name string) {
@@ -209,27 +253,45 @@ func (g *fakeGuest) remove(name string) {
 	}
 }
 
-func (g *fakeGuest) PutTree(_ context.Context, dir string, r io.Reader, owners bool) (client.TreeStats, error) {
+func (g *fakeGuest) PlaceTree(_ context.Context, p client.Placement, r io.Reader) (stats client.TreeStats, err error) {
 	end, err := g.begin("put_tree")
 	defer end()
 	if err != nil {
-		return client.TreeStats{}, err
+		return stats, err
 	}
+	g.vacate(p.Vacate)
+	if p.Replace {
+		for name := range g.files {
+			if path.Dir(name) == p.Dir && !excluded(path.Base(name), p.Spare) {
+				g.remove(name)
+			}
+		}
+	}
+	if err := g.unpack(p, r); err != nil {
+		return stats, err
+	}
+	if p.Sum {
+		stats.Sum = g.sum(p.Dir)
+	}
+	return stats, nil
+}
+
+func (g *fakeGuest) unpack(p client.Placement, r io.Reader) error {
 	archive := tar.NewReader(r)
 	for {
 		h, err := archive.Next()
 		if err == io.EOF {
-			return client.TreeStats{}, nil
+			return nil
 		}
 		if err != nil {
-			return client.TreeStats{}, err
+			return err
 		}
 		b, err := io.ReadAll(archive)
 		if err != nil {
-			return client.TreeStats{}, err
+			return err
 		}
 		f := fakeFile{client.KindFile, string(b), fs.FileMode(h.Mode), 0}
-		if owners {
+		if p.Owners {
 			f.uid = h.Uid
 		}
 		switch h.Typeflag {
@@ -238,15 +300,21 @@ func (g *fakeGuest) PutTree(_ context.Context, dir string, r io.Reader, owners b
 		case tar.TypeSymlink:
 			f.kind, f.content = client.KindLink, h.Linkname
 		}
-		g.files[path.Join(dir, h.Name)] = f
+		g.files[path.Join(p.Dir, h.Name)] = f
 	}
 }
 
-func (g *fakeGuest) GetTree(_ context.Context, dir string, w io.Writer) (client.TreeStats, error) {
+func (g *fakeGuest) GetExactTree(_ context.Context, dir string, w io.Writer) (client.TreeStats, error) {
 	end, err := g.begin("get_tree")
 	defer end()
 	if err != nil {
 		return client.TreeStats{}, err
+	}
+	switch f, ok := g.files[dir]; {
+	case !ok:
+		return client.TreeStats{}, refusal(proto.CodeFileNotFound)
+	case f.kind != client.KindDirectory:
+		return client.TreeStats{}, refusal(proto.CodeNotADirectory)
 	}
 	archive := tar.NewWriter(w)
 	for _, name := range slices.Sorted(maps.Keys(g.files)) {

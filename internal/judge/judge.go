@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/agent/tree"
 	"github.com/forkvm/forkvm/guest/task"
 )
 
@@ -24,6 +25,12 @@ type Request struct {
 	// Retries is how often judging is tried again after an infra_error; negative:
 	// never, 0: DefaultRetries.
 	Retries int
+	// Baselines, if set, remember what the task's snapshot is like. Otherwise each
+	// judgement finds that out.
+	Baselines *Baselines
+	// Decided, if set, is called with the verdict as soon as that is final, while the
+	// machines in which was judged are still there. Judge returns when they are gone.
+	Decided func(*Verdict)
 }
 
 // DefaultRetries is how often a machine may fail.
@@ -34,6 +41,7 @@ type judge struct {
 	Request
 	machines Machines
 	tests    manifest
+	testsSum string
 	argv     []string
 	verdict  *Verdict
 }
@@ -48,6 +56,9 @@ func Judge(ctx context.Context, m Machines, r Request) (*Verdict, error) {
 	v := j.verdict
 	if r.PolicyTimedOut {
 		v.Outcome, v.Reason, v.Detail = PolicyTimeout, ReasonTimeout, "the policy has not ended in its time"
+		if r.Decided != nil {
+			r.Decided(v)
+		}
 		return v, nil
 	}
 	retries := r.Retries
@@ -55,19 +66,24 @@ func Judge(ctx context.Context, m Machines, r Request) (*Verdict, error) {
 		retries = DefaultRetries
 	}
 	for {
-		v.Fork, v.Transplant = j.attempt(ctx)
+		a := j.attempt(ctx)
 		if ctx.Err() != nil {
+			a.close()
 			return nil, fmt.Errorf("judge: %w", context.Cause(ctx))
 		}
 		v.decide()
 		if v.Outcome != InfraError || v.Reason == ReasonUnsupported || len(v.Retried) >= max(retries, 0) {
-			break
+			v.blame()
+			v.DurationMS = time.Since(v.Started).Milliseconds()
+			if r.Decided != nil {
+				r.Decided(v)
+			}
+			a.close()
+			return v, nil
 		}
+		a.close()
 		v.Retried = append(v.Retried, Attempt{Fork: v.Fork, Transplant: v.Transplant})
 	}
-	v.blame()
-	v.DurationMS = time.Since(v.Started).Milliseconds()
-	return v, nil
 }
 
 func newJudge(m Machines, r Request) (*judge, error) {
@@ -78,14 +94,14 @@ func newJudge(m Machines, r Request) (*judge, error) {
 	if err != nil {
 		return nil, fmt.Errorf("judge: %w", err)
 	}
-	j := &judge{Request: r, machines: m, tests: tests, argv: r.Command}
+	j := &judge{Request: r, machines: m, tests: tests, testsSum: tree.Sum(tests), argv: r.Command}
 	if len(j.argv) == 0 {
 		if j.argv, err = programArgv(r.Tests, task.TestProgram, testsDir); err != nil {
 			return nil, fmt.Errorf("judge: %w", err)
 		}
 	}
 	j.verdict = &Verdict{Schema: Schema, ID: newID(), Task: r.Task, Step: r.Step, Mode: r.Where, Rollout: r.Rollout, Started: time.Now().UTC()}
-	j.verdict.VerifierHash, err = r.hash(tests)
+	j.verdict.VerifierHash, err = r.hash(j.testsSum)
 	return j, err
 }
 
@@ -109,23 +125,19 @@ func (v *Verdict) blame() {
 	v.decide()
 }
 
-// attempt judges once, in machines of its own.
-func (j *judge) attempt(ctx context.Context) (fork, transplant *Result) {
-	a := &attempt{judge: j}
-	j.verdict.Phases = nil
-	a.begun = time.Now()
-	defer func() {
-		a.close()
-		a.end("close")
-	}()
+// attempt judges once, in machines of its own, which the caller closes.
+func (j *judge) attempt(ctx context.Context) *attempt {
+	a := &attempt{judge: j, begun: time.Now()}
+	v := j.verdict
+	v.Phases, v.Fork, v.Transplant = nil, nil, nil
 	if j.Where != task.Transplant {
-		fork = &Result{}
+		v.Fork = &Result{}
 	}
 	if j.Where != task.Fork {
-		transplant = &Result{}
+		v.Transplant = &Result{}
 	}
-	a.judge1(ctx, fork, transplant)
-	return fork, transplant
+	a.judge1(ctx, v.Fork, v.Transplant)
+	return a
 }
 
 // attempt is the machines of one.
@@ -160,7 +172,7 @@ func (a *attempt) judge1(ctx context.Context, fork, transplant *Result) {
 	if !a.make(ctx, both) {
 		return
 	}
-	survey, err := a.look(ctx, a.clean, true)
+	survey, err := a.baseline(ctx)
 	if err != nil {
 		failBoth(both, func(r *Result) { r.fault(ctx, a.clean, InfraError, err) })
 		return
@@ -190,10 +202,21 @@ func (a *attempt) judge1(ctx context.Context, fork, transplant *Result) {
 	a.end("verify")
 }
 
-// look surveys a machine: the same files in each, so that they can be compared.
-func (a *attempt) look(ctx context.Context, m Machine, processes bool) (client.Survey, error) {
-	files, contents := a.guarded()
-	return m.Guest().Survey(ctx, processes, files, contents)
+// baseline is what the clean machine is like.
+func (a *attempt) baseline(ctx context.Context) (client.Survey, error) {
+	look := a.guarded()
+	look.Processes = true
+	key, remembered := a.Baselines.of(a.Rollout.SnapshotID, look)
+	if remembered {
+		if s, ok := a.Baselines.find(key); ok {
+			return s, nil
+		}
+	}
+	s, err := a.clean.Guest().Survey(ctx, look)
+	if err == nil && remembered {
+		a.Baselines.keep(key, s)
+	}
+	return s, err
 }
 
 func failBoth(results []*Result, fail func(*Result)) {
@@ -233,23 +256,19 @@ func (a *attempt) make(ctx context.Context, results []*Result) bool {
 func (a *attempt) quiesce(ctx context.Context, r *Result) {
 	ctx, cancel := step(ctx)
 	defer cancel()
+	look := a.guarded()
 	q, err := a.fork.Guest().Quiesce(ctx, client.Quiescence{
-		Keep: a.survey.Processes, Halt: halts, Grace: quiesceGrace, Timeout: quiesceTimeout,
+		Keep: a.survey.Processes, Halt: halts, Grace: quiesceGrace, Timeout: quiesceTimeout, Look: &look,
 	})
 	if err != nil {
 		r.fault(ctx, a.fork, Tampering, err)
 		return
 	}
 	r.Ended, r.EndedProcesses = q.Ended, q.Processes
-	if !settledDown(q) {
-		r.fail(Tampering, ReasonSurvivors, survivors(q))
+	if !r.quiet(Tampering, q) {
 		return
 	}
-	survey, err := a.look(ctx, a.fork, false)
-	if err != nil {
-		r.fault(ctx, a.fork, Tampering, err)
-		return
-	}
+	survey := *q.Survey
 	if !sameProcess(survey.Self, a.survey.Self) {
 		r.fail(Tampering, ReasonAgentReplaced, fmt.Sprintf("the guest agent is process %d, started at %d, and not %d, %d",
 			survey.Self.PID, survey.Self.Start, a.survey.Self.PID, a.survey.Self.Start))

@@ -75,7 +75,7 @@ func TestOrder(t *testing.T) {
 			continue
 		}
 		got := strings.Join(machine.guest.calls, " ")
-		want := "quiesce survey vacate put_tree get_tree exec quiesce get_tree stat stat get"
+		want := "quiesce put_tree exec quiesce"
 		if got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
@@ -172,8 +172,14 @@ func TestFailuresOfTheMachine(t *testing.T) {
 				return client.Result{}, lost("exec")
 			}
 		}, ReasonMachine},
-		{"killed before", func(m *fakeMachine) { m.end(killed); m.guest.errs["vacate"] = lost("vacate") }, ReasonMachine},
-		{"killed behind", func(m *fakeMachine) { m.guest.errs["stat"] = lost("stat"); m.end(killed) }, ReasonMachine},
+		{"killed before", func(m *fakeMachine) { m.end(killed); m.guest.errs["put_tree"] = lost("put_tree") }, ReasonMachine},
+		{"killed behind", func(m *fakeMachine) {
+			m.guest.run = func(g *fakeGuest, c client.Command) (client.Result, error) {
+				m.end(killed)
+				g.errs["quiesce"] = lost("quiesce")
+				return judgeAnswer(g, c)
+			}
+		}, ReasonMachine},
 		{"host's disk is full", func(m *fakeMachine) { m.end(Health{Storage: errors.New("no space")}) }, ReasonHostStorage},
 		{"connection lost", func(m *fakeMachine) { m.guest.errs["put_tree"] = lost("put_tree") }, ReasonMachine},
 	}
@@ -255,7 +261,7 @@ func TestTampering(t *testing.T) {
 		}, ReasonSurvivors, number(1)},
 		{"places that cannot be cleared", func(m *fakeMachine, isFork bool) {
 			if isFork {
-				m.guest.errs["vacate"] = refusal(proto.CodePermissionDenied)
+				m.guest.errs["put_tree"] = refusal(proto.CodeNotVacated)
 			}
 		}, ReasonNotCleared, number(1)},
 		{"changed shell", func(m *fakeMachine, isFork bool) {
@@ -286,7 +292,7 @@ func TestTampering(t *testing.T) {
 		{"guest that ends itself", func(m *fakeMachine, isFork bool) {
 			if isFork {
 				m.end(Health{Ended: "shutdown", ByGuest: true})
-				m.guest.errs["quiesce"], m.guest.errs["stat"] = lost("quiesce"), lost("stat")
+				m.guest.errs["quiesce"], m.guest.errs["get_tree"] = lost("quiesce"), lost("get_tree")
 			}
 		}, ReasonGuestEnded, nil},
 	}
@@ -365,6 +371,55 @@ func TestDisagreement(t *testing.T) {
 	}
 	v = judgeIt(t, m, request(t, task.Both))
 	check(t, "timeout in the fork", v.Outcome, v.Reward, Disagreement, nil)
+}
+
+// A snapshot is looked at once for all who judge with it, and nothing but a survey that
+// went well is remembered.
+func TestBaselines(t *testing.T) {
+	var b Baselines
+	r := request(t, task.Both)
+	r.Baselines, r.Rollout.SnapshotID = &b, "5a"
+	surveys := func(m *fakeMachines) (n int) {
+		for _, machine := range m.made {
+			for _, call := range machine.guest.calls {
+				if call == "survey" {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	m := working()
+	m.prepare = func(m *fakeMachine, _ bool, attempt int) {
+		if attempt == 0 {
+			m.guest.errs["survey"] = lost("survey")
+		}
+	}
+	for i, want := range []int{2, 2, 2, 3} {
+		if i == 3 {
+			r.Protect = []string{"/opt/checker"} // something else is looked at
+		}
+		v := judgeIt(t, m, r)
+		check(t, "rollout", v.Outcome, v.Reward, Scored, number(1))
+		if got := surveys(m); got != want {
+			t.Errorf("%d surveys after %d verdicts, want %d", got, i+1, want)
+		}
+	}
+}
+
+// Whoever wants the verdict at once hears of it while the machines are still there.
+func TestDecided(t *testing.T) {
+	m := working()
+	r := request(t, task.Both)
+	var heard *Verdict
+	r.Decided = func(v *Verdict) {
+		if heard = v; len(m.leftOpen()) != 2 {
+			t.Errorf("machines %v are there", m.leftOpen())
+		}
+	}
+	if v := judgeIt(t, m, r); heard != v {
+		t.Errorf("heard of %+v", heard)
+	}
 }
 
 func TestPolicyTimeout(t *testing.T) {

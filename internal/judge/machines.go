@@ -46,14 +46,14 @@ type Guest interface {
 // Processes runs and ends programs.
 type Processes interface {
 	Exec(ctx context.Context, c client.Command) (client.Result, error)
-	Survey(ctx context.Context, processes bool, files, contents []string) (client.Survey, error)
+	Survey(ctx context.Context, l client.Look) (client.Survey, error)
 	Quiesce(ctx context.Context, q client.Quiescence) (client.Quieted, error)
 }
 
 // Trees moves directories.
 type Trees interface {
-	PutTree(ctx context.Context, dir string, r io.Reader, owners bool) (client.TreeStats, error)
-	GetTree(ctx context.Context, dir string, w io.Writer) (client.TreeStats, error)
+	PlaceTree(ctx context.Context, p client.Placement, r io.Reader) (client.TreeStats, error)
+	GetExactTree(ctx context.Context, dir string, w io.Writer) (client.TreeStats, error)
 	Vacate(ctx context.Context, directories ...client.EmptyDirectory) (client.Vacated, error)
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +35,8 @@ type place struct {
 	// of what is in the guest.
 	whose  Outcome
 	result *Result
+	// left is what was there when the verifier had ended.
+	left client.Survey
 }
 
 // verify runs the verifier and reads its verdict. The result is the place's.
@@ -56,43 +59,41 @@ func step(ctx context.Context) (context.Context, context.CancelFunc) {
 func (p *place) prepare(ctx context.Context) bool {
 	ctx, cancel := step(ctx)
 	defer cancel()
-	_, err := p.Guest().Vacate(ctx,
-		client.EmptyDirectory{Path: testsDir, Mode: 0o755},
-		client.EmptyDirectory{Path: verdictDir, User: p.judge.User, Mode: 0o755},
-		client.EmptyDirectory{Path: verifyHome, User: p.judge.User, Mode: 0o755},
-	)
-	if err != nil {
-		if code := answered(err); code != "" && code != proto.CodeUnsupported && p.whose == Tampering {
-			p.result.fail(Tampering, ReasonNotCleared, err.Error())
-		} else {
-			p.result.fault(ctx, p, p.whose, err)
-		}
-		return false
+	empty := []client.EmptyDirectory{
+		{Path: testsDir, Mode: 0o755},
+		{Path: verdictDir, User: p.judge.User, Mode: 0o755},
+		{Path: verifyHome, User: p.judge.User, Mode: 0o755},
 	}
+	var placed client.TreeStats
+	var err error
 	if p.judge.Tests == "" {
-		return true
+		_, err = p.Guest().Vacate(ctx, empty...)
+	} else {
+		placed, err = putTests(ctx, p.Guest(), p.judge.Tests, client.Placement{Dir: testsDir, Vacate: empty, Sum: true})
 	}
-	err = putTests(ctx, p.Guest(), p.judge.Tests, testsDir)
 	var ours *hostError
 	switch {
 	case errors.As(err, &ours):
 		p.result.fail(InfraError, ReasonMachine, "read tests: "+err.Error())
-		return false
+	case answered(err) == proto.CodeNotVacated && p.whose == Tampering:
+		p.result.fail(Tampering, ReasonNotCleared, err.Error())
 	case err != nil:
 		p.result.fault(ctx, p, p.whose, err)
-		return false
+	default:
+		return p.check(ctx, placed.Sum, true)
 	}
-	return p.check(ctx, true)
+	return false
 }
 
-// check compares the tests in the guest with those on the host.
-func (p *place) check(ctx context.Context, exactly bool) bool {
-	if p.judge.Tests == "" {
+// check compares the tests in the guest, which have this sum, with those on the host.
+func (p *place) check(ctx context.Context, sum string, exactly bool) bool {
+	if p.judge.Tests == "" || sum == p.judge.testsSum {
 		return true
 	}
+	// Too many for a sum, or not the same: what is it?
 	r, w := io.Pipe()
 	go func() {
-		_, err := p.Guest().GetTree(ctx, testsDir, w)
+		_, err := p.Guest().GetExactTree(ctx, testsDir, w)
 		w.CloseWithError(err)
 	}()
 	err := p.judge.tests.check(r, exactly)
@@ -166,26 +167,51 @@ func (p *place) run(ctx context.Context) bool {
 }
 
 // settle ends what the verifier has left, so that nobody writes a verdict any more,
-// and looks whether the tests are still the tests.
+// and looks whether the tests are still the tests, and what it has written.
 func (p *place) settle(ctx context.Context) bool {
 	ctx, cancel := step(ctx)
 	defer cancel()
+	look := client.Look{Exact: p.verdicts()}
+	if p.judge.Tests != "" {
+		look.Tree = testsDir
+	}
 	q, err := p.Guest().Quiesce(ctx, client.Quiescence{
-		Keep: p.keep, Halt: func(client.ProcessInfo) bool { return true }, Timeout: quiesceTimeout,
+		Keep: p.keep, Halt: func(client.ProcessInfo) bool { return true }, Timeout: quiesceTimeout, Look: &look,
 	})
 	if err != nil {
 		p.result.fault(ctx, p, VerifierError, err)
 		return false
 	}
-	if !settledDown(q) {
-		p.result.fail(p.whose, ReasonSurvivors, survivors(q))
+	if !p.result.quiet(p.whose, q) {
 		return false
 	}
-	return p.check(ctx, false)
+	p.left = *q.Survey
+	return p.check(ctx, p.left.Sum, false)
 }
 
-// settledDown reports whether nothing runs any more that is not to.
-func settledDown(q client.Quieted) bool { return len(q.Survivors) == 0 && !q.Unsettled }
+// verdicts are the files that may have the verdict.
+func (p *place) verdicts() []string {
+	switch p.judge.Score {
+	case task.ScoreExitCode:
+		return nil
+	case task.ScoreJUnit:
+		return []string{p.judge.JUnit}
+	}
+	return []string{rewardJSON, rewardText}
+}
+
+// quiet reports whether nothing runs any more that is not to, and was surveyed then.
+func (r *Result) quiet(whose Outcome, q client.Quieted) bool {
+	switch {
+	case len(q.Survivors) > 0 || q.Unsettled:
+		r.fail(whose, ReasonSurvivors, survivors(q))
+	case q.Survey == nil:
+		r.fail(whose, ReasonGuestRefused, "the guest agent did not look at what it was asked for")
+	default:
+		return true
+	}
+	return false
+}
 
 func survivors(q client.Quieted) string {
 	names := make([]string, len(q.Survivors))
@@ -285,18 +311,21 @@ func (p *place) readReport(ctx context.Context, code int) (float64, map[string]f
 	return n, map[string]float64{"passed": float64(counts.passed), "failed": float64(counts.failed), "skipped": float64(counts.skipped)}, err
 }
 
-// file reads a small regular file, nil if it is not there.
+// file reads a small regular file of those that settle has looked at, nil if it is not
+// there.
 func (p *place) file(ctx context.Context, path string, limit int64) ([]byte, error) {
-	info, err := p.Guest().Stat(ctx, path)
-	switch {
-	case answered(err) == proto.CodeFileNotFound:
+	i := slices.IndexFunc(p.left.Files, func(f client.SurveyedFile) bool { return string(f.Path) == path })
+	if i < 0 {
 		return nil, nil
-	case err != nil:
-		return nil, err
-	case info.Kind != client.KindFile:
+	}
+	found := p.left.Files[i]
+	switch {
+	case found.Kind != proto.KindFile:
 		return nil, unfitf(ReasonNotRegular, "%s is no regular file", path)
-	case info.Size > limit:
-		return nil, unfitf(ReasonTooLarge, "%s has %d bytes", path, info.Size)
+	case found.Size > limit:
+		return nil, unfitf(ReasonTooLarge, "%s has %d bytes", path, found.Size)
+	case found.Size == int64(len(found.Content)):
+		return append([]byte{}, found.Content...), nil
 	}
 	var b bytes.Buffer
 	if _, err := p.Guest().Get(ctx, path, &limitedWriter{&b, limit}); err != nil {
@@ -304,9 +333,6 @@ func (p *place) file(ctx context.Context, path string, limit int64) ([]byte, err
 			err = unfitf(ReasonTooLarge, "%s has more than %d bytes", path, limit)
 		}
 		return nil, err
-	}
-	if b.Len() == 0 {
-		return []byte{}, nil
 	}
 	return b.Bytes(), nil
 }

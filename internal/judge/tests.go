@@ -2,7 +2,6 @@ package judge
 
 import (
 	"archive/tar"
-	"bytes"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -11,31 +10,17 @@ import (
 	"maps"
 	"os"
 	"path"
-	"slices"
 	"strings"
+
+	"github.com/forkvm/forkvm/agent/tree"
 )
 
-// manifest is what a directory of tests holds: for each name what it is.
-type manifest map[string]entry
-
-// entry is one file, directory or link.
-type entry struct {
-	mode   fs.FileMode // type and permissions, which are 0755 or 0644
-	sum    [sha256.Size]byte
-	target string
-}
+// manifest is what a directory of tests holds: for each name what it is, with one of the
+// modes 0755 and 0644.
+type manifest map[string]tree.Entry
 
 // maxTests bounds the entries of a directory of tests.
 const maxTests = 200_000
-
-func (m manifest) sum() []byte {
-	sum := sha256.New()
-	for _, name := range slices.Sorted(maps.Keys(m)) {
-		e := m[name]
-		fmt.Fprintf(sum, "%q %o %x %q\n", name, uint32(e.mode), e.sum, e.target)
-	}
-	return sum.Sum(nil)
-}
 
 // normal is the mode that a file of tests has in every guest, whatever umask it was
 // made with on the host.
@@ -47,7 +32,7 @@ func normal(mode fs.FileMode) fs.FileMode {
 }
 
 // walkTests visits what is in a directory of tests, in the order of names.
-func walkTests(root *os.Root, visit func(name string, e entry, size int64, content io.Reader) error) error {
+func walkTests(root *os.Root, visit func(name string, e tree.Entry, size int64, content io.Reader) error) error {
 	count := 0
 	return fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || name == "." {
@@ -60,13 +45,13 @@ func walkTests(root *os.Root, visit func(name string, e entry, size int64, conte
 		if err != nil {
 			return err
 		}
-		e := entry{mode: normal(info.Mode())}
+		e := tree.Entry{Mode: normal(info.Mode())}
 		switch {
 		case info.IsDir():
 			return visit(name, e, 0, nil)
 		case info.Mode()&fs.ModeSymlink != 0:
-			e.mode = fs.ModeSymlink
-			if e.target, err = root.Readlink(name); err != nil {
+			e.Mode = fs.ModeSymlink
+			if e.Target, err = root.Readlink(name); err != nil {
 				return err
 			}
 			return visit(name, e, 0, nil)
@@ -93,13 +78,13 @@ func readTests(dir string) (manifest, error) {
 		return nil, fmt.Errorf("read tests: %w", err)
 	}
 	defer root.Close()
-	err = walkTests(root, func(name string, e entry, _ int64, content io.Reader) error {
+	err = walkTests(root, func(name string, e tree.Entry, _ int64, content io.Reader) error {
 		if content != nil {
 			sum := sha256.New()
 			if _, err := io.Copy(sum, content); err != nil {
 				return err
 			}
-			e.sum = [sha256.Size]byte(sum.Sum(nil))
+			e.SHA256 = [sha256.Size]byte(sum.Sum(nil))
 		}
 		m[name] = e
 		return nil
@@ -118,13 +103,13 @@ func packTests(dir string, w io.Writer) error {
 	}
 	defer root.Close()
 	archive := tar.NewWriter(w)
-	err = walkTests(root, func(name string, e entry, size int64, content io.Reader) error {
-		h := tar.Header{Typeflag: tar.TypeReg, Name: "./" + name, Mode: int64(e.mode.Perm()), Size: size, Format: tar.FormatPAX}
+	err = walkTests(root, func(name string, e tree.Entry, size int64, content io.Reader) error {
+		h := tar.Header{Typeflag: tar.TypeReg, Name: "./" + name, Mode: int64(e.Mode.Perm()), Size: size, Format: tar.FormatPAX}
 		switch {
-		case e.mode.IsDir():
+		case e.Mode.IsDir():
 			h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
-		case e.target != "":
-			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.target, 0o777
+		case e.Target != "":
+			h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.Target, 0o777
 		}
 		if err := archive.WriteHeader(&h); err != nil || content == nil {
 			return err
@@ -170,22 +155,22 @@ func (m manifest) check(r io.Reader, exactly bool) error {
 			continue
 		}
 		delete(left, name)
-		got := entry{mode: h.FileInfo().Mode()}
+		got := tree.Entry{Mode: h.FileInfo().Mode()}
 		switch h.Typeflag {
 		case tar.TypeSymlink:
-			got.mode, got.target = fs.ModeSymlink, h.Linkname
+			got.Mode, got.Target = fs.ModeSymlink, h.Linkname
 		case tar.TypeLink:
 			// Two names of one file are two files to us.
-			got.mode, got.sum = want.mode, sums[path.Clean(h.Linkname)]
+			got.Mode, got.SHA256 = want.Mode, sums[path.Clean(h.Linkname)]
 		case tar.TypeReg:
 			sum := sha256.New()
 			if _, err := io.Copy(sum, archive); err != nil {
 				return fmt.Errorf("read tests in guest: %w", err)
 			}
-			got.sum = [sha256.Size]byte(sum.Sum(nil))
-			sums[name] = got.sum
+			got.SHA256 = [sha256.Size]byte(sum.Sum(nil))
+			sums[name] = got.SHA256
 		}
-		if got.mode != want.mode || got.target != want.target || !bytes.Equal(got.sum[:], want.sum[:]) {
+		if got != want {
 			return &changedError{name, "was changed"}
 		}
 	}

@@ -108,7 +108,7 @@ const solutionDir = "/solution"
 
 // run solves the task in a guest and takes the solution away again.
 func (s Solution) run(ctx context.Context, g Guest) error {
-	if err := putTests(ctx, g, s.Dir, solutionDir); err != nil {
+	if _, err := putTests(ctx, g, s.Dir, client.Placement{Dir: solutionDir}); err != nil {
 		return fmt.Errorf("copy solution: %w", err)
 	}
 	program, err := programArgv(s.Dir, task.SolutionProgram, solutionDir)
@@ -138,7 +138,7 @@ func lastLine(s string) string {
 }
 
 // putTests copies a directory of the host.
-func putTests(ctx context.Context, g Guest, from, to string) error {
+func putTests(ctx context.Context, g Guest, from string, to client.Placement) (client.TreeStats, error) {
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -146,12 +146,12 @@ func putTests(ctx context.Context, g Guest, from, to string) error {
 		w.CloseWithError(err)
 		packed <- err
 	}()
-	_, err := g.PutTree(ctx, to, r, false)
+	stats, err := g.PlaceTree(ctx, to, r)
 	r.CloseWithError(io.ErrClosedPipe)
 	if packErr := <-packed; packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
-		return &hostError{packErr}
+		return stats, &hostError{packErr}
 	}
-	return err
+	return stats, err
 }
 
 // hostError is of a file of the host.
