@@ -37,10 +37,12 @@ type Manifest struct {
 	Parent  string    `json:"parent,omitempty"` // ID of the snapshot it grew from
 	// Ancestors are the parent's parent and so on, nearest first, at most
 	// MaxAncestors: a tree of snapshots holds together when some of them are gone.
-	Ancestors     []string `json:"ancestors,omitempty"`
-	Task          string   `json:"task,omitempty"`
-	Image         string   `json:"image,omitempty"`
-	ForkVMVersion string   `json:"forkvm_version"`
+	Ancestors []string `json:"ancestors,omitempty"`
+	// Journal is how far the record of the machine's rollout had come, nil without one.
+	Journal       *JournalHead `json:"journal,omitempty"`
+	Task          string       `json:"task,omitempty"`
+	Image         string       `json:"image,omitempty"`
+	ForkVMVersion string       `json:"forkvm_version"`
 
 	Guest Guest `json:"guest"`
 	Host  Host  `json:"host"`
@@ -49,6 +51,14 @@ type Manifest struct {
 	Memory []LayerRef `json:"memory"`
 	Disks  []Disk     `json:"disks"`
 	State  FileRef    `json:"state"`
+}
+
+// JournalHead is a line of a rollout's journal, the last one when a machine was frozen.
+type JournalHead struct {
+	Rollout string `json:"rollout"`
+	Seq     uint64 `json:"seq"`
+	// Hash is the line's, 64 hex digits.
+	Hash string `json:"hash"`
 }
 
 // Guest is the machine that was frozen.

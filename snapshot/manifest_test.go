@@ -52,6 +52,20 @@ func TestManifestGolden(t *testing.T) {
 	}
 }
 
+// A snapshot of a VM with a record says how far that had come.
+func TestManifestJournal(t *testing.T) {
+	want := goldenManifest()
+	want.Journal = &JournalHead{Rollout: "5e0cb27e9a31", Seq: 7, Hash: strings.Repeat("0a", 32)}
+	b, err := want.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := DecodeManifest(b)
+	if err != nil || !reflect.DeepEqual(*got, want) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
 func TestManifestEmptyStacks(t *testing.T) {
 	m := goldenManifest()
 	m.Schema, m.Memory, m.Disks = "", nil, nil
@@ -154,6 +168,8 @@ func TestManifestValidate(t *testing.T) {
 		{"ancestor", func(m *Manifest) { m.Ancestors = []string{"xyz"} }, "ancestors"},
 		{"ancestors without a parent", func(m *Manifest) { m.Ancestors, m.Parent = []string{m.Parent}, "" }, "ancestors"},
 		{"ancestors", func(m *Manifest) { m.Ancestors = make([]string, MaxAncestors+1) }, "ancestors"},
+		{"line of a rollout", func(m *Manifest) { m.Journal = &JournalHead{Rollout: "../x", Seq: 1, Hash: strings.Repeat("0a", 32)} }, "journal"},
+		{"hash of a line", func(m *Manifest) { m.Journal = &JournalHead{Rollout: "5e0cb27e9a31", Seq: 1, Hash: "0a"} }, "journal"},
 		{"created", func(m *Manifest) { m.Created = time.Time{} }, "created"},
 		{"task", func(m *Manifest) { m.Task = strings.Repeat("x", 257) }, "task"},
 		{"command line", func(m *Manifest) { m.Guest.CommandLine = "a\x00b" }, "command_line"},

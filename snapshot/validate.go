@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"strings"
 )
@@ -43,6 +44,9 @@ func (m *Manifest) Validate() error {
 	if err := m.validateLineage(); err != nil {
 		return err
 	}
+	if m.Journal != nil && !m.Journal.valid() {
+		return fmt.Errorf("journal: %w: no line of a rollout", ErrInvalid)
+	}
 	if y := m.Created.UTC().Year(); m.Created.IsZero() || y < 1970 || y > 9999 {
 		return fmt.Errorf("created: %w: no usable time", ErrInvalid)
 	}
@@ -75,6 +79,11 @@ func (m *Manifest) validateLineage() error {
 		}
 	}
 	return nil
+}
+
+func (h *JournalHead) valid() bool {
+	const digits = "0123456789abcdef"
+	return CheckName(h.Rollout) == nil && h.Seq > 0 && len(h.Hash) == 2*sha256.Size && strings.Trim(h.Hash, digits) == ""
 }
 
 func (m *Manifest) validateText() error {

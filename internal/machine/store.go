@@ -19,6 +19,8 @@ type Label struct {
 	// nearest first: the one it last took, was restored from or reset to, and what
 	// that one stands on.
 	Lineage []string
+	// Journal is the last line of the machine's journal, nil if it has none.
+	Journal *snapshot.JournalHead
 	// Version is the version of the program that writes it.
 	Version string
 }
@@ -44,6 +46,7 @@ func (c *Checkpoint) store(ctx context.Context, st *store.Store, label Label) (*
 		Name:          label.Name,
 		ID:            snapshot.NewID(),
 		Created:       time.Now().UTC(),
+		Journal:       label.Journal,
 		Task:          label.Task,
 		Image:         c.Shape.Image,
 		ForkVMVersion: label.Version,
