@@ -100,6 +100,12 @@ func TestRecords(t *testing.T) {
 	}
 	h.must("fork", "attempt", "--name", "left")
 	h.must("exec", "left", "--", "true")
+	h.must("create", slowly, "--snapshot", "attempt@4", "--name", "again")
+	for _, vm := range []string{"left", "again"} {
+		if got := h.must("log", vm, "--verify", "-o", "json"); strings.Count(got, `"proven": true`) != 2 { // attempt and trunk
+			t.Errorf("%s: %s", vm, got)
+		}
+	}
 	h.must("reset", "attempt", "--to", "attempt@2")
 	if got := h.sh("attempt", "cat /root/a"); got != "one" {
 		t.Errorf("after a reset: %q", got)
@@ -107,7 +113,7 @@ func TestRecords(t *testing.T) {
 
 	id := h.inspect("attempt").ID
 	head := strings.Fields(h.must("log", "attempt", "--verify"))
-	h.must("rm", "-f", "attempt", "left")
+	h.must("rm", "-f", "attempt", "left", "again")
 	h.must("log", "attempt", "--verify", "--head", head[1])
 	lines = h.log("attempt")
 	if last := lines[len(lines)-1]; last.Event != "removed" {

@@ -22,6 +22,7 @@ const (
 	EventRefused   = "refused"   // what the guest tried to reach and was refused [Refused]
 	EventEnded     = "ended"     // the VM was killed or found to have ended [Ended]
 	EventRemoved   = "removed"   // the VM is not there any more [Ended]
+	EventJudging   = "judging"   // the rollout is going to be judged [Judging]
 	EventVerdict   = "verdict"   // [Verdict]
 	EventRecovered = "recovered" // [Recovered]
 )
@@ -53,7 +54,9 @@ type Created struct {
 	Parent     string `json:"parent,omitempty"`
 	ParentSeq  uint64 `json:"parent_seq,omitempty"`
 	ParentHash string `json:"parent_hash,omitempty"`
-	Task       string `json:"task,omitempty"`
+	// SnapshotOf is where in a rollout the snapshot was taken, nil if that had no journal.
+	SnapshotOf *Origin `json:"snapshot_of,omitempty"`
+	Task       string  `json:"task,omitempty"`
 	// What the VM is.
 	CPUs        int    `json:"cpus"`
 	MemoryBytes uint64 `json:"memory_bytes"`
@@ -61,6 +64,24 @@ type Created struct {
 	Time        string `json:"time"`
 	// Network is what it may reach, nil without a network card.
 	Network *policy.Policy `json:"network,omitempty"`
+}
+
+// Origin is a line of a rollout from which another began.
+type Origin struct {
+	Rollout string `json:"rollout"`
+	Head
+}
+
+// Origin is the line of another rollout's journal that the rollout began behind, false
+// if it is not known.
+func (c *Created) Origin() (Origin, bool) {
+	switch {
+	case c.Parent != "":
+		return Origin{c.Parent, Head{c.ParentSeq, c.ParentHash}}, c.ParentHash != ""
+	case c.SnapshotOf != nil:
+		return *c.SnapshotOf, true
+	}
+	return Origin{}, false
 }
 
 // Operation is what the guest agent was asked to do, written before it is. Members
@@ -175,8 +196,17 @@ type Ended struct {
 	Detail string `json:"detail,omitempty"`
 }
 
+// Judging begins a judgement. One without a [Verdict] was cut off.
+type Judging struct {
+	Task string `json:"task,omitempty"`
+	Step string `json:"step,omitempty"`
+	Mode string `json:"mode"`
+}
+
 // Verdict is the outcome of judging the rollout.
 type Verdict struct {
+	// Of is the line of the Judging that it ends.
+	Of   uint64 `json:"of,omitempty"`
 	Task string `json:"task,omitempty"`
 	// Outcome is a stable word; only "scored" has a Reward.
 	Outcome string   `json:"outcome"`

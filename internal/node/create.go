@@ -18,6 +18,7 @@ import (
 	"github.com/forkvm/forkvm/internal/process"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/kvm/probe"
+	"github.com/forkvm/forkvm/snapshot"
 )
 
 // DefaultReadyTimeout bounds the wait for a guest agent's first answer.
@@ -31,8 +32,10 @@ type Options struct {
 	Time machine.Time
 	// ReadyTimeout is DefaultReadyTimeout if 0.
 	ReadyTimeout time.Duration
-	// Attached makes the VM end with the calling process, however that ends.
-	Attached bool
+	// Attached makes the VM end with the calling process, however that ends. With Passing
+	// nothing of it is left then: if the process cannot remove it any more, whoever lists
+	// VMs next does.
+	Attached, Passing bool
 	// Verify checks all of a snapshot's data before it is used, which reads it.
 	Verify bool
 	// CPUs and MemoryBytes are for a boot from an image; a clone has its parent's.
@@ -147,8 +150,17 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 			r.Snapshot, r.Image = manifest.Name, manifest.Image
 			r.Standing = standingOn(manifest)
 		},
-		created: journal.Created{Image: manifest.Image, Snapshot: manifest.Name, SnapshotID: manifest.ID, Task: manifest.Task},
+		created: createdFrom(manifest),
 	})
+}
+
+// createdFrom is what the journals of the snapshot's VMs say of it.
+func createdFrom(m *snapshot.Manifest) journal.Created {
+	c := journal.Created{Image: m.Image, Snapshot: m.Name, SnapshotID: m.ID, Task: m.Task}
+	if h := m.Journal; h != nil {
+		c.SnapshotOf = &journal.Origin{Rollout: h.Rollout, Head: journal.Head{Seq: h.Seq, Hash: h.Hash}}
+	}
+	return c
 }
 
 // Child is one result of a fork: a VM, or why there is none.
@@ -214,14 +226,19 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 }
 
 // asOrigin is what the journals of the VM's children say of it.
-func (vm *VM) asOrigin() (c journal.Created, err error) {
-	c = journal.Created{Parent: vm.ID, Image: vm.Image, Snapshot: vm.Record.Snapshot}
-	if vm.recorded() {
-		var head journal.Head
-		head, err = vm.rollout().head()
-		c.ParentSeq, c.ParentHash = head.Seq, head.Hash
+func (vm *VM) asOrigin() (journal.Created, error) {
+	head, err := vm.head()
+	return journal.Created{
+		Parent: vm.ID, Image: vm.Image, Snapshot: vm.Record.Snapshot, ParentSeq: head.Seq, ParentHash: head.Hash,
+	}, err
+}
+
+// head is the last line of the VM's journal, the zero value if it has none.
+func (vm *VM) head() (journal.Head, error) {
+	if !vm.recorded() {
+		return journal.Head{}, nil
 	}
-	return c, err
+	return vm.rollout().head()
 }
 
 // noteFork tells the parent's journal of its children. A fork that cannot be put on
@@ -299,6 +316,12 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		return nil, err
 	}
 	d.record.Shape = l.checkpoint.Shape
+	if o.Attached && o.Passing {
+		if d.record.Owner, err = thisProcess(); err != nil {
+			d.abandon()
+			return nil, err
+		}
+	}
 	if network != nil {
 		d.record.Network = &network.Policy
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strings"
-	"time"
 
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
@@ -20,8 +18,8 @@ type Judging struct {
 	Snapshot string
 }
 
-// Judge gives a verdict on the VM as it is now. The VM goes on. VMs in which is
-// judged end with the calling process.
+// Judge gives a verdict on the VM as it is now, which is on record before Decided hears
+// of it. The VM goes on. VMs in which is judged end with the calling process.
 func (vm *VM) Judge(ctx context.Context, r Judging) (*judge.Verdict, error) {
 	if r.Snapshot == "" {
 		r.Snapshot = vm.Record.Snapshot
@@ -37,47 +35,40 @@ func (vm *VM) Judge(ctx context.Context, r Judging) (*judge.Verdict, error) {
 	r.Rollout = judge.Rollout{
 		ID: vm.ID, Name: vm.Name, Generation: vm.Identity.Generation, Snapshot: r.Snapshot, SnapshotID: info.ID, Lineage: vm.Lineage,
 	}
-	vm.node.sweepJudges(ctx)
+	r.Baselines = &vm.node.baselines
+	begun, err := vm.Note(journal.EventJudging, journal.Judging{Task: r.Task, Step: r.Step, Mode: string(r.Where)})
+	if err != nil {
+		return nil, err
+	}
+	var unnoted error
+	decided := r.Decided
+	r.Decided = func(v *judge.Verdict) {
+		if unnoted = vm.noteVerdict(begun.Seq, v); unnoted == nil && decided != nil {
+			decided(v)
+		}
+	}
 	v, err := judge.Judge(ctx, &judgeMachines{vm, r.Snapshot}, r.Request)
 	if err != nil {
 		return nil, failure.As(failure.InvalidArgument, err)
 	}
-	if err := vm.noteVerdict(v); err != nil {
-		return nil, err
+	if unnoted != nil {
+		return nil, unnoted
 	}
 	return v, nil
 }
 
-// noteVerdict puts a verdict on record.
-func (vm *VM) noteVerdict(v *judge.Verdict) error {
+// noteVerdict puts a verdict on record, on the judging that began in a line.
+func (vm *VM) noteVerdict(of uint64, v *judge.Verdict) error {
 	evidence, err := json.Marshal(v)
 	if err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("record verdict on vm (%s): %w", vm.Name, err))
 	}
-	_, err = vm.Note(journal.EventVerdict, journal.Verdict{Task: v.Task, Outcome: string(v.Outcome), Reward: v.Reward, Evidence: evidence})
+	_, err = vm.Note(journal.EventVerdict, journal.Verdict{Of: of, Task: v.Task, Outcome: string(v.Outcome), Reward: v.Reward, Evidence: evidence})
 	return err
 }
 
 // judgePrefix begins the names of VMs in which is judged.
 const judgePrefix = "judge-"
-
-// abandoned is the age after which a VM that was judged in and has ended cannot be
-// of interest to anybody.
-const abandoned = time.Hour
-
-// sweepJudges removes the records of VMs whose judge was killed. The VMs themselves
-// have ended with it.
-func (n *Node) sweepJudges(ctx context.Context) {
-	vms, err := n.List()
-	if err != nil {
-		return // the next one will
-	}
-	for _, vm := range vms {
-		if strings.HasPrefix(vm.Name, judgePrefix) && time.Since(vm.Created) > abandoned && !vm.alive() {
-			_ = vm.Remove(ctx, false) // another may have been faster
-		}
-	}
-}
 
 // judgeMachines are copies of a VM and of its task's snapshot.
 type judgeMachines struct {
@@ -86,7 +77,7 @@ type judgeMachines struct {
 }
 
 func (m *judgeMachines) options() Options {
-	return Options{Name: judgePrefix + newID(), Time: m.vm.Identity.Time, Attached: true, Recording: RecordNone}
+	return Options{Name: judgePrefix + newID(), Time: m.vm.Identity.Time, Attached: true, Passing: true, Recording: RecordNone}
 }
 
 // Fork implements judge.Machines.
@@ -118,7 +109,7 @@ func (m judgeMachine) Guest() judge.Guest { return m.vm.Agent() }
 
 // Health implements judge.Machine.
 func (m judgeMachine) Health(ctx context.Context) judge.Health {
-	st, err := m.vm.Status(ctx)
+	st, err := m.vm.state(ctx)
 	switch {
 	case err != nil:
 		return judge.Health{Ended: fmt.Sprintf("its process does not answer: %v", err)}
@@ -134,7 +125,7 @@ func (m judgeMachine) Health(ctx context.Context) judge.Health {
 
 // Close implements judge.Machine.
 func (m judgeMachine) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout+killTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	return m.vm.Remove(ctx, true)
+	return m.vm.discard(ctx)
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/snapshot/store"
 )
 
@@ -35,6 +36,9 @@ type Node struct {
 	program string // which build of the program Command is
 	// answered is set once it is known that a guest has answered, see proven.
 	answered atomic.Bool
+
+	// baselines are of the snapshots that have been judged with.
+	baselines judge.Baselines
 
 	admission sync.Mutex
 	admitted  uint64 // bytes that VMs which are being made are sure to take

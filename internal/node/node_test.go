@@ -164,6 +164,36 @@ func TestCaseG2RecycledProcessNumber(t *testing.T) {
 }
 
 // A VM of an earlier boot of the host is dead whatever its number.
+// A VM that was for the time of one call is removed by whoever lists VMs when it has
+// ended and the caller is gone, and not before.
+func TestForsakenVMs(t *testing.T) {
+	n := open(t)
+	p := running(t)
+	for _, c := range []struct {
+		name  string
+		start uint64 // of the VM's process, another one if it has ended
+		owner *Owner
+		left  bool
+	}{
+		{"stays", p.Start() + 1, nil, true},
+		{"caller-lives", p.Start() + 1, &Owner{p.PID(), p.Start()}, true},
+		{"lives", p.Start(), &Owner{p.PID(), p.Start() + 1}, true},
+		{"forsaken", p.Start() + 1, &Owner{p.PID(), p.Start() + 1}, false},
+	} {
+		vm := record(t, n, c.name, p.PID(), c.start)
+		vm.Owner = c.owner
+		if err := vm.Record.write(vm.dir); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Find(c.name); (err == nil) != c.left {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if exists(vm.dir) != c.left || exists(filepath.Join(n.namesDir(), c.name)) != c.left {
+			t.Errorf("%s: directory or name are there, or are not", c.name)
+		}
+	}
+}
+
 func TestProcessOfAnotherBoot(t *testing.T) {
 	n := open(t)
 	p := running(t)

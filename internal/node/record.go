@@ -57,6 +57,8 @@ type Record struct {
 	HostBoot string `json:"host_boot_id"`
 	// Program is which build of the program the process runs.
 	Program string `json:"program,omitempty"`
+	// Owner is the process that the VM is gone with, nil if it stays.
+	Owner *Owner `json:"owner,omitempty"`
 
 	// ReadyMS is the time from the start message to the guest agent's answer; 0
 	// as long as the VM starts.
@@ -68,6 +70,20 @@ type Record struct {
 	Recording Recording `json:"recording,omitempty"`
 	// ParentPauseMS is how long the parent of a fork stood still for it.
 	ParentPauseMS float64 `json:"parent_pause_ms,omitempty"`
+}
+
+// Owner is a process of the same boot of the host as the VM's.
+type Owner struct {
+	PID     int    `json:"pid"`
+	Started uint64 `json:"pid_start_time"`
+}
+
+func thisProcess() (*Owner, error) {
+	started, err := linux.StartTime(os.Getpid())
+	if err != nil {
+		return nil, failure.As(failure.Internal, err)
+	}
+	return &Owner{os.Getpid(), started}, nil
 }
 
 // Life is what is known of a VM from its creation or its last reset on.

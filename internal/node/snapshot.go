@@ -75,6 +75,13 @@ func (vm *VM) snapshot(ctx context.Context, name string, label machine.Label) (*
 	if err := (machine.Demand{Freeze: true}).Check(vm.PID, 0); err != nil {
 		return nil, fmt.Errorf("snapshot vm (%s): %w", vm.Name, limitFailure(err))
 	}
+	head, err := vm.head()
+	if err != nil {
+		return nil, err
+	}
+	if head.Seq > 0 {
+		label.Journal = &snapshot.JournalHead{Rollout: vm.ID, Seq: head.Seq, Hash: head.Hash}
+	}
 	checkpoint, err := vm.checkpoint(ctx)
 	if err != nil {
 		return nil, err

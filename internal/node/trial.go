@@ -24,7 +24,7 @@ func (n *Node) TryTask(ctx context.Context, t Trial) (*judge.Trial, error) {
 		return nil, snapshotFailure(err)
 	}
 	start := func(ctx context.Context) (judge.Subject, error) {
-		vm, err := n.Restore(ctx, t.Snapshot, Options{Name: judgePrefix + newID(), Attached: true, Recording: RecordNone})
+		vm, err := n.Restore(ctx, t.Snapshot, Options{Name: judgePrefix + newID(), Attached: true, Passing: true, Recording: RecordNone})
 		if err != nil {
 			return nil, err
 		}

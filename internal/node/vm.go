@@ -63,7 +63,7 @@ type Status struct {
 const callTimeout = 10 * time.Second
 
 // List returns all VMs of the node, oldest first, and removes what crashes left
-// behind.
+// behind, of VMs that end with the process that made them too.
 func (n *Node) List() ([]*VM, error) {
 	entries, err := os.ReadDir(n.vmsDir())
 	if err != nil {
@@ -90,6 +90,9 @@ func (n *Node) List() ([]*VM, error) {
 			if !exists(dir) {
 				continue
 			}
+		}
+		if vm.forsaken() && vm.clear() == nil {
+			continue
 		}
 		vm.tidy()
 		vms = append(vms, vm)
@@ -150,6 +153,15 @@ func (vm *VM) alive() bool {
 // before is a failed start and not a VM.
 func (vm *VM) begun() bool { return vm.ReadyMS != 0 || vm.alive() }
 
+// forsaken reports whether the VM has ended and nobody is left who was to remove it.
+func (vm *VM) forsaken() bool {
+	if vm.Owner == nil || vm.alive() {
+		return false
+	}
+	owner := &VM{Record: Record{PID: vm.Owner.PID, Started: vm.Owner.Started, HostBoot: vm.HostBoot}}
+	return !owner.alive()
+}
+
 // tidy removes the sockets of a VM whose process is gone, so that nobody waits
 // for an answer from them.
 func (vm *VM) tidy() {
@@ -163,11 +175,20 @@ func (vm *VM) tidy() {
 
 // Status looks at the VM process.
 func (vm *VM) Status(ctx context.Context) (*Status, error) {
+	st, err := vm.state(ctx)
+	if err == nil && st.State != Ended && st.State != Dead {
+		st.PrivateBytes = linux.PrivateBytes(vm.PID)
+	}
+	return st, err
+}
+
+// state is Status without what takes long to count.
+func (vm *VM) state(ctx context.Context) (*Status, error) {
 	if !vm.alive() {
 		return vm.ended()
 	}
 	if vm.ReadyMS == 0 {
-		return &Status{State: Starting, PrivateBytes: linux.PrivateBytes(vm.PID)}, nil
+		return &Status{State: Starting}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -183,10 +204,7 @@ func (vm *VM) Status(ctx context.Context) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Status{
-		State: State(st.State), Exit: st.Exit, Generation: st.Generation,
-		DiskError: st.DiskError, PrivateBytes: linux.PrivateBytes(vm.PID),
-	}, nil
+	return &Status{State: State(st.State), Exit: st.Exit, Generation: st.Generation, DiskError: st.DiskError}, nil
 }
 
 // ended is the status of a VM whose process is gone or about to go.
@@ -328,12 +346,41 @@ func (vm *VM) Remove(ctx context.Context, force bool) error {
 			return err
 		}
 	}
+	return vm.clear()
+}
+
+// clear removes the VM, which has ended.
+func (vm *VM) clear() error {
 	_, _ = vm.Note(journal.EventRemoved, vm.endForJournal()) // as in Kill
+	return vm.erase()
+}
+
+// erase removes the VM's directory and name.
+func (vm *VM) erase() error {
 	vm.node.release(vm.Name, vm.ID)
 	if err := os.RemoveAll(vm.dir); err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("remove vm (%s): %w", vm.Name, err))
 	}
 	return nil
+}
+
+// discard ends and removes a VM of which nothing is on record: nobody will ask how it
+// ended.
+func (vm *VM) discard(ctx context.Context) error {
+	if vm.started != nil {
+		defer vm.started.Release()
+	}
+	p, err := vm.open()
+	if err == nil {
+		defer p.Close()
+		if err = p.Signal(syscall.SIGKILL); err == nil {
+			err = p.Wait(ctx)
+		}
+	}
+	if err != nil && !errors.Is(err, linux.ErrProcessGone) {
+		return failure.As(failure.Internal, fmt.Errorf("kill vm (%s): %w", vm.Name, err))
+	}
+	return vm.erase()
 }
 
 // VsockPath is the path of the Unix socket through which host programs reach the

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/vmm"
@@ -204,6 +206,43 @@ func TestLogs(t *testing.T) {
 		if stdout, stderr, code := s.run(strings.Fields(c.line)...); code != 0 || stdout != c.want {
 			t.Errorf("%s: exit code %d, %q %s", c.line, code, stdout, stderr)
 		}
+	}
+}
+
+// A record is proven across the rollouts that it grew from, by the heads that snapshots
+// and forks have of them.
+func TestVerifyFollowsOrigins(t *testing.T) {
+	s := newSession(t)
+	begin := func(id string, c journal.Created) journal.Head {
+		t.Helper()
+		_, j := s.node.addRollout(id)
+		defer j.Close()
+		if _, err := j.Append(journal.EventCreated, c); err != nil {
+			t.Fatal(err)
+		}
+		head, err := j.Append(journal.EventPaused, struct{}{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return head
+	}
+	trunk := begin("100000000001", journal.Created{VM: "100000000001", Image: "debian"})
+	branch := begin("100000000002", journal.Created{VM: "100000000002", Snapshot: "s", SnapshotOf: &journal.Origin{Rollout: "100000000001", Head: trunk}})
+	begin("100000000003", journal.Created{VM: "100000000003", Parent: "100000000002", ParentSeq: branch.Seq, ParentHash: branch.Hash})
+	begin("100000000004", journal.Created{VM: "100000000004", Parent: "100000000002", ParentSeq: 1, ParentHash: branch.Hash})
+	begin("100000000005", journal.Created{VM: "100000000005", Parent: "c0ffee000000", ParentSeq: 3, ParentHash: branch.Hash})
+
+	var v verifyView
+	stdout, stderr, code := s.run("log", "100000000003", "--verify", "-o", "json")
+	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != 0 || !v.Sound || len(v.Origins) != 2 ||
+		!v.Origins[0].Proven || v.Origins[0].Head != branch || !v.Origins[1].Proven || v.Origins[1].Head != trunk {
+		t.Errorf("exit code %d, %v: %s%s", code, err, stdout, stderr)
+	}
+	if stdout, stderr, code := s.run("log", "100000000004", "--verify"); code == 0 || !strings.Contains(stderr, "line 1 of rollout 100000000002") {
+		t.Errorf("another line: exit code %d, %s%s", code, stdout, stderr)
+	}
+	if stdout, stderr, code := s.run("log", "100000000005", "--verify"); code != 0 || !strings.Contains(stderr, "c0ffee000000") {
+		t.Errorf("no record: exit code %d, %s%s", code, stdout, stderr)
 	}
 }
 

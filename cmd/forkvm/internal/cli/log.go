@@ -47,7 +47,7 @@ func (a *app) logVerbs() *cobra.Command {
 		case verify && len(args) > 1:
 			return usagef("--verify is about all lines")
 		case verify:
-			return a.verifyLog(r, h, head)
+			return a.verifyLog(n, r, h, head)
 		case len(args) > 1:
 			return a.showLine(r, h, args[1])
 		}
@@ -133,18 +133,63 @@ type verifyView struct {
 	// Head is the last line that is sound.
 	Head journal.Head `json:"head"`
 	// KeptFiles is how many kept outputs were read and compared with their hashes.
-	KeptFiles int            `json:"kept_files"`
-	TornBytes int64          `json:"torn_bytes,omitempty"`
-	Error     *failure.Error `json:"error,omitempty"`
+	KeptFiles int   `json:"kept_files"`
+	TornBytes int64 `json:"torn_bytes,omitempty"`
+	// Origins are the rollouts that it grew from, nearest first.
+	Origins []provenOrigin `json:"origins,omitempty"`
+	Error   *failure.Error `json:"error,omitempty"`
 }
 
-func (a *app) verifyLog(r Rollout, h *history, head string) error {
+// provenOrigin is a line of another rollout, as the one that began behind it has it.
+type provenOrigin struct {
+	journal.Origin
+	// Proven: the line is there, and all before it is sound. Otherwise nothing is on
+	// record of that rollout any more.
+	Proven bool `json:"proven"`
+}
+
+// origins goes back through the rollouts that one grew from, as far as they are on
+// record.
+func (h *history) origins(n Node) (list []provenOrigin, err error) {
+	seen := map[string]bool{h.id: true}
+	for {
+		from, known := h.created.Origin()
+		if !known || seen[from.Rollout] {
+			return list, nil
+		}
+		seen[from.Rollout] = true
+		list = append(list, provenOrigin{Origin: from})
+		r, err := n.FindRollout(from.Rollout)
+		if failure.Is(err, failure.RolloutNotFound) {
+			return list, nil
+		}
+		if err != nil {
+			return list, err
+		}
+		origin, err := readHistory(r)
+		if err != nil {
+			return list, err
+		}
+		if e, missing := origin.at(from.Seq); missing != nil || e.Hash != from.Hash {
+			return list, failure.New(failure.RecordDamaged,
+				"rollout %s: it began behind line %d of rollout %s, which is not there with the hash %s any more", h.id, from.Seq, from.Rollout, from.Hash)
+		}
+		list[len(list)-1].Proven = true
+		h = origin
+	}
+}
+
+func (a *app) verifyLog(n Node, r Rollout, h *history, head string) error {
 	kept, err := h.verify(r)
+	var origins []provenOrigin
+	if err == nil {
+		origins, err = h.origins(n)
+	}
 	if err == nil && head != "" && !h.contains(head) {
 		err = failure.New(failure.RecordDamaged, "rollout %s: no line has the hash %s: lines at the end are gone, or the journal was written anew", h.id, head)
 	}
 	v := verifyView{
-		Schema: "forkvm/log-check/v1", Rollout: h.id, Sound: err == nil, Head: h.head, KeptFiles: kept, TornBytes: h.torn,
+		Schema: "forkvm/log-check/v1", Rollout: h.id, Sound: err == nil, Head: h.head, KeptFiles: kept, TornBytes: h.torn, Origins: origins,
 	}
 	if a.format.Machine() {
 		if err != nil {
@@ -163,6 +208,11 @@ func (a *app) verifyLog(r Rollout, h *history, head string) error {
 	}
 	if h.torn > 0 {
 		fmt.Fprintf(a.Stderr, "forkvm: %d bytes of an unfinished line are at the end of the journal\n", h.torn)
+	}
+	for _, o := range origins {
+		if !o.Proven {
+			fmt.Fprintf(a.Stderr, "forkvm: nothing is on record of rollout %s, behind line %d of which it began\n", output.Visible(o.Rollout), o.Seq)
+		}
 	}
 	_, err = fmt.Fprintf(a.Stdout, "%d %s\n", h.head.Seq, h.head.Hash)
 	return err

@@ -167,7 +167,7 @@ func (f *replayFlags) begin(n Node, r Rollout) (uint64, error) {
 // start makes the VM, from a step or from what the rollout began from.
 func (f *replayFlags) start(ctx context.Context, n Node, h *history, from uint64) (VM, error) {
 	c := h.created
-	o := node.Options{ReadyTimeout: f.readyTimeout, Attached: true, Recording: node.RecordNone, Time: machine.Time(c.Time)}
+	o := node.Options{ReadyTimeout: f.readyTimeout, Attached: true, Passing: true, Recording: node.RecordNone, Time: machine.Time(c.Time)}
 	if from == 1 && c.Snapshot == "" && c.Parent == "" {
 		o.CPUs, o.MemoryBytes, o.CommandLine = c.CPUs, c.MemoryBytes, c.KernelArgs
 		return n.Boot(ctx, c.Image, o)

@@ -32,6 +32,8 @@ type pastEvent struct {
 	// Of an operation: what was asked and, once it is there, what became of it.
 	op   *journal.Operation
 	done *journal.Done
+	// judged: the judging that began here has come to a verdict.
+	judged bool
 }
 
 // readHistory reads a rollout's journal. The error is for one that cannot be read at
@@ -80,6 +82,14 @@ func (h *history) add(l *journal.Line, raw []byte) error {
 		// Lines are numbered from 1, without a gap.
 		if of := e.done.Of; of > 0 && of < l.Seq {
 			h.lines[of-1].done = e.done
+		}
+	case journal.EventVerdict:
+		var v journal.Verdict
+		if err := l.Decode(&v); err != nil {
+			return err
+		}
+		if v.Of > 0 && v.Of < l.Seq {
+			h.lines[v.Of-1].judged = true
 		}
 	default:
 		if journal.IsOperation(l.Event) {
@@ -177,6 +187,8 @@ func describeEvent(l *journal.Line) (string, error) {
 		return decoded(l, describeRefused)
 	case journal.EventEnded, journal.EventRemoved:
 		return decoded(l, func(e journal.Ended) string { return strings.TrimSuffix(e.Reason+": "+e.Detail, ": ") })
+	case journal.EventJudging:
+		return decoded(l, func(j journal.Judging) string { return strings.Join(strings.Fields(j.Task+" "+j.Step+" "+j.Mode), " ") })
 	case journal.EventVerdict:
 		return decoded(l, describeVerdict)
 	case journal.EventRecovered:
@@ -217,6 +229,8 @@ func describeVerdict(v journal.Verdict) string {
 // result says what became of an operation, for people.
 func (e *pastEvent) result() string {
 	switch {
+	case e.Event == journal.EventJudging && !e.judged:
+		return "no verdict on record"
 	case e.op == nil:
 		return ""
 	case e.done == nil:

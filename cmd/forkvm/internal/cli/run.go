@@ -98,7 +98,7 @@ func (a *app) runForeground(ctx context.Context, n Node, image string, boot *boo
 	if err != nil {
 		return err
 	}
-	o.Attached = true // not even a killed command leaves its VM behind
+	o.Attached, o.Passing = true, remove // not even a killed command leaves its VM behind
 	if remove && o.Recording == "" {
 		o.Recording = node.RecordNone // nothing is to be left
 	}

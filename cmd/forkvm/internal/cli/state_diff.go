@@ -66,7 +66,7 @@ type processView struct {
 func (a *app) diffStates(ctx context.Context, n Node, names [2]string, texts bool) (*stateDiff, error) {
 	var sides [2]side
 	err := both(func(i int) (err error) {
-		sides[i].vm, err = n.Restore(ctx, names[i], node.Options{Attached: true, Time: machine.TimeFrozen, Recording: node.RecordNone})
+		sides[i].vm, err = n.Restore(ctx, names[i], node.Options{Attached: true, Passing: true, Time: machine.TimeFrozen, Recording: node.RecordNone})
 		return err
 	})
 	defer func() {

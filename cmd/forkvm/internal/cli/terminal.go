@@ -123,7 +123,7 @@ func (a *app) shellVerb() *cobra.Command {
 		if _, missing := n.InspectSnapshot(args[0]); missing != nil || !failure.Is(err, failure.VMNotFound) {
 			return err
 		}
-		made, err := n.Restore(ctx, args[0], node.Options{Attached: true, Recording: node.RecordNone})
+		made, err := n.Restore(ctx, args[0], node.Options{Attached: true, Passing: true, Recording: node.RecordNone})
 		if err != nil {
 			return err
 		}
