@@ -109,8 +109,11 @@ func (p *procfs) read(name string, limit int) ([]byte, error) {
 		if err == unix.EINTR {
 			continue
 		}
-		if n += m; err != nil || m == 0 || n == limit {
-			return p.buf[:n], err
+		if err != nil { // such as ESRCH of a process that has just ended
+			return nil, err
+		}
+		if n += m; m == 0 || n == limit {
+			return p.buf[:n], nil
 		}
 	}
 }

@@ -112,6 +112,17 @@ func TestSurveySearches(t *testing.T) {
 	}
 }
 
+// Processes that end while they are looked at are nothing to be afraid of.
+func TestSurveyWhileProcessesEnd(t *testing.T) {
+	g := startInit(t)
+	g.sh(t, `for i in 1 2 3; do sh -c 'while :; do /bin/true; done' churn </dev/null >/dev/null 2>&1 & done`)
+	g.until(t, "churn")
+	for range 200 {
+		survey(t, g)
+	}
+	quiesce(t, g, client.Quiescence{})
+}
+
 // Every way of a program to stay alive that needs nothing but root.
 func TestQuiesceEndsWhatIsNotKept(t *testing.T) {
 	g := startInit(t)

@@ -26,7 +26,7 @@ var reached = map[string]float64{
 	"fork16_child":         48,
 	"reset":                6.5,
 	"ping":                 1.5,
-	"reward_both":          285,
+	"reward_both":          160,
 }
 
 // TestBudget measures rows of the budget, fewer times than make bench. Counted

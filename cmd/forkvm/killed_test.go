@@ -58,8 +58,7 @@ func ready(records []node.Record) (n int) {
 	return n
 }
 
-// whileJudging are moments at which whoever judges is killed. The first is for every
-// run of the tests.
+// whileJudging are moments at which whoever judges is killed.
 var whileJudging = []struct {
 	name string
 	// reached says whether it is one, from the last line of the journal and the records
@@ -78,6 +77,7 @@ var whileJudging = []struct {
 // A judge that is killed, whenever, leaves no machine and no verdict that is none. The
 // rollout goes on, and can be judged again.
 func TestJudgeIsKilled(t *testing.T) {
+	testkit.Long(t)
 	h := newHost(t, "")
 	v := h.start("rollout")
 	h.sh("rollout", "mkdir -p /srv/work; echo 42 > /srv/work/answer; sleep 100000 > /dev/null 2>&1 &")
@@ -89,9 +89,6 @@ func TestJudgeIsKilled(t *testing.T) {
 	reward := []string{"reward", "rollout", "--verifier", tests, "--artifact", "/srv/work"}
 	for i, moment := range whileJudging {
 		t.Run(moment.name, func(t *testing.T) {
-			if i > 0 {
-				testkit.Long(t)
-			}
 			h := &host{t, h.data, h.run}
 			before := h.events(v)
 			var machines []node.Record
@@ -110,7 +107,7 @@ func TestJudgeIsKilled(t *testing.T) {
 			if now := h.inspect("rollout"); now.PID != v.PID || now.State != "running" || now.Generation != v.Generation {
 				t.Errorf("the rollout was %+v, is %+v", v, now)
 			}
-			if got := h.sh("rollout", "cat /srv/work/answer; pidof sleep | wc -w; ls -d /tests 2>/dev/null"); got != "42\n1" {
+			if got := h.sh("rollout", "cat /srv/work/answer; pidof sleep | wc -w; ls -d /tests 2>/dev/null || true"); got != "42\n1" {
 				t.Errorf("the rollout has %q", got)
 			}
 			h.must("log", "rollout", "--verify")
