@@ -17,7 +17,7 @@ func main() {
 }
 
 func newNetwork(card machine.MAC, mtu int, rules *policy.Rules, c process.NetworkConfig) (machine.Network, error) {
-	n, err := usernet.New(usernet.Config{Guest: card, MTU: mtu, Policy: rules, Resolvers: c.Resolvers})
+	n, err := usernet.New(usernet.Config{Guest: card, MTU: mtu, Policy: rules, Resolvers: c.Resolvers, Ports: c.Ports})
 	if err != nil {
 		return nil, err // not an interface that holds a nil
 	}

@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,11 +18,8 @@ type networkView struct {
 	Connections int
 	Sessions    int
 	Refused     int
-	Refusals    []struct {
-		Protocol, Address, Name, Reason string
-		Port                            int
-	}
-	Card struct {
+	Refusals    []refusalView
+	Card        struct {
 		Sent     int
 		Received int
 	}
@@ -37,17 +36,19 @@ func (h *host) network(vm string) (v networkView) {
 // holding is what a guest does to have an open connection: it writes a line when that has ended.
 const holding = `for i in 1 2 3; do sleep 100000 | (nc good.example 7; echo ended >>/tmp/held) & done; wait`
 
-// TestCaseD6 is a guest with an allowlist in the world: what is allowed works, and of all else nothing gets there. Its clones
-// begin with closed connections and work on.
+// TestCaseD6 is a guest in the world: what is allowed works, and of all else nothing gets there. Its clones begin with closed
+// connections and work on.
 func TestCaseD6(t *testing.T) {
 	w := startWorld(t)
 	h := newHost(t, "")
 	h.must("create", slowly, "--name", "net", "--memory", guestMemory,
-		"--allow", "good.example:80", "--allow", "good.example:7", "--allow", "rebound.good.test", "--allow", "198.51.100.7:53/udp", h.image("disk"))
+		"--allow", "good.example:80", "-p", "7070:7070", h.image("disk"))
 	if got := h.sh("net", "wget -qO- http://good.example/"); got != "hello from the world" {
 		t.Fatalf("the allowed server says %q; %+v", got, h.network("net"))
 	}
-	h.attempts(t, w)
+	h.publishedPort()
+	h.tryAll(w, "net")
+	h.must("network", "set", "net", "allowlist", "--allow", "good.example:80", "--allow", "good.example:7")
 	h.clonesOfConnections(t)
 	h.manyQueries(t)
 	h.must("network", "set", "net", "no-network")
@@ -62,56 +63,19 @@ func TestCaseD6(t *testing.T) {
 	}
 }
 
-// attempts are what a guest may try. The world is the judge.
-func (h *host) attempts(t *testing.T, w *world) {
-	connect := func(address string, port int) string {
-		return fmt.Sprintf("nc %s %d </dev/null 2>&1; true", address, port)
-	}
-	for _, a := range []struct{ name, script, says string }{
-		{"another port", connect("good.example", 22), "refused"},
-		{"an address without a name", connect("93.184.216.35", 80), "refused"},
-		{"a resolver", connect("8.8.8.8", 53), "refused"},
-		{"a resolver with TLS", connect("8.8.8.8", 853), "refused"},
-		{"a resolver with HTTPS", connect("8.8.8.8", 443), "refused"},
-		{"metadata", connect("169.254.169.254", 80), "refused"},
-		{"other metadata", connect("100.100.100.200", 80), "refused"},
-		{"a private network", connect("10.1.2.3", 80), "refused"},
-		{"the host", connect("93.184.216.1", 22), "refused"},
-		{"the gateway", connect("10.0.2.2", 80), "refused"},
-		{"metadata of IPv6", connect("fd00:ec2::254", 80), "refused"},
-		{"an address of IPv6", connect("2001:4860:4860::8888", 443), "refused"},
-		{"metadata, translated", connect("64:ff9b::a9fe:a9fe", 80), "refused"},
-		{"an address through its own resolver", "nslookup good.example 8.8.8.8 2>&1; true", ""},
-		{"a foreign zone", "nslookup secret.evil.example 2>&1; true", "REFUSED"},
-		{"a foreign zone's text", "nslookup -type=txt secret.evil.example 2>&1; true", "REFUSED"},
-		{"a rebound name", "wget -qO- http://rebound.good.test/ 2>&1; true", "refused"},
-		{"a name that is not asked for", `printf 'GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n' | nc good.example 80 2>&1; true`, ""},
-		{"ping", "ping -c 1 -W 1 8.8.8.8 2>&1; true", "100% packet loss"},
-		{"UDP", "timeout 2 tftp -g -l /dev/null -r x 93.184.216.34 443 2>&1; true", ""},
-	} {
-		if out := h.sh("net", a.script); !strings.Contains(out, a.says) || strings.Contains(out, "hello") {
-			t.Errorf("%s: the guest reads %q", a.name, out)
+// publishedPort: whoever comes to the host's port is at the guest's.
+func (h *host) publishedPort() {
+	h.t.Helper()
+	h.must("exec", "-d", "net", "--", "nc", "-l", "-p", "7070", "-e", "echo", "hello from the guest")
+	eventually(h.t, "the guest answers at its published port", func() bool {
+		c, err := net.Dial("tcp", "127.0.0.1:7070")
+		if err != nil {
+			h.t.Fatal(err)
 		}
-	}
-	if got := h.sh("net", "nslookup good.example 198.51.100.7"); !strings.Contains(got, worldAddress) {
-		t.Errorf("the resolver that is allowed says %q", got)
-	}
-	reasons := map[string]bool{}
-	for _, r := range h.network("net").Refusals {
-		reasons[r.Protocol+" "+r.Reason] = true
-	}
-	for _, want := range []string{"tcp not_allowed", "tcp special_address", "tcp wrong_name", "udp not_allowed", "dns not_allowed", "icmp not_allowed"} {
-		if !reasons[want] {
-			t.Errorf("no refusal is on record as %q: %v", want, reasons)
-		}
-	}
-	for _, line := range w.saw() {
-		switch line {
-		case "tcp 93.184.216.34:80", "tcp 93.184.216.34:7", "dns 198.51.100.7 good.example", "dns 93.184.216.34 good.example", "dns 93.184.216.34 rebound.good.test":
-		default:
-			t.Errorf("reached the world: %s", line)
-		}
-	}
+		defer c.Close()
+		got, _ := io.ReadAll(c)
+		return strings.TrimSpace(string(got)) == "hello from the guest"
+	})
 }
 
 // clonesOfConnections: the connections of a clone's parent end in the clone, and after a reset, by a reset from the far end;

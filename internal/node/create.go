@@ -55,6 +55,9 @@ type Options struct {
 	Network *policy.Policy
 	// NetworkMTU is the size of the largest packet of the card, for a boot from an image; machine.DefaultMTU if 0.
 	NetworkMTU int
+	// Ports are published on this host; a boot from an image makes a VM with a network card for them, too. No clone has its
+	// parent's.
+	Ports []policy.Port
 }
 
 // demand is that of VMs with so much RAM, made with the same options.
@@ -323,7 +326,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		}
 	}
 	if network != nil {
-		d.record.Network = &network.Policy
+		d.record.Network, d.record.Ports = &network.Policy, network.Ports
 	}
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)

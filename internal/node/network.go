@@ -21,7 +21,7 @@ const resolvPath = "/etc/resolv.conf"
 // cardMTU is the MTU of the card of a VM that is booted, 0 if it gets none.
 func (o *Options) cardMTU() int {
 	switch {
-	case o.Network == nil:
+	case o.Network == nil && len(o.Ports) == 0:
 		return 0
 	case o.NetworkMTU == 0:
 		return machine.DefaultMTU
@@ -32,12 +32,15 @@ func (o *Options) cardMTU() int {
 // network is what is behind the card of a VM of this shape, nil if it has none.
 func (o *Options) network(s machine.Shape) (*process.NetworkConfig, error) {
 	if s.NetworkMTU == 0 {
-		if o.Network != nil {
-			return nil, failure.New(failure.InvalidArgument, "a network policy is for a vm with a network card: this one's snapshot was made without")
+		if o.Network != nil || len(o.Ports) > 0 {
+			return nil, failure.New(failure.InvalidArgument, "a network policy and published ports are for a vm with a network card: this one was made without")
 		}
 		return nil, nil
 	}
-	c := &process.NetworkConfig{Policy: policy.Policy{Mode: policy.NoNetwork}, Resolvers: hostResolvers(resolvPath)}
+	if err := policy.CheckPorts(o.Ports); err != nil {
+		return nil, failure.As(failure.InvalidArgument, err)
+	}
+	c := &process.NetworkConfig{Policy: policy.Policy{Mode: policy.NoNetwork}, Resolvers: hostResolvers(resolvPath), Ports: o.Ports}
 	if o.Network != nil {
 		c.Policy = *o.Network
 	}

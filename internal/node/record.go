@@ -50,6 +50,8 @@ type Record struct {
 	Shape machine.Shape `json:"shape"`
 	// Network is what the VM may reach, nil if it has no network card.
 	Network *policy.Policy `json:"network,omitempty"`
+	// Ports are those of this host behind which are the VM's.
+	Ports []policy.Port `json:"ports,omitempty"`
 
 	// PID, Started and HostBoot together name the VM process.
 	PID      int    `json:"pid"`

@@ -136,6 +136,8 @@ type NetworkConfig struct {
 	Policy policy.Policy `json:"policy"`
 	// Resolvers are asked for the names that the guest asks for.
 	Resolvers []netip.AddrPort `json:"resolvers,omitempty"`
+	// Ports are the host's behind which are the guest's.
+	Ports []policy.Port `json:"ports,omitempty"`
 }
 
 type layerForm struct {

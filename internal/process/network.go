@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
@@ -30,6 +32,9 @@ func (s *server) addNetwork(c *machine.Config, form *startForm) error {
 		return err
 	}
 	c.Network, err = s.options.Network(c.MAC, c.Shape.NetworkMTU, rules, *form.Network)
+	if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EACCES) {
+		err = failure.As(failure.InvalidArgument, err) // of a published port
+	}
 	return err
 }
 

@@ -39,11 +39,13 @@ type Policy struct {
 	// Allow has entries, Deny addresses and prefixes that are refused whatever Allow says.
 	Allow []string `json:"allow,omitempty"`
 	Deny  []string `json:"deny,omitempty"`
+	// Limits bound how much of it.
+	Limits Limits `json:"limits,omitzero"`
 }
 
 // Equal says whether two policies are written the same.
 func (p Policy) Equal(o Policy) bool {
-	return p.Mode == o.Mode && slices.Equal(p.Allow, o.Allow) && slices.Equal(p.Deny, o.Deny)
+	return p.Mode == o.Mode && slices.Equal(p.Allow, o.Allow) && slices.Equal(p.Deny, o.Deny) && p.Limits == o.Limits
 }
 
 // maxEntries bounds each list.
@@ -66,6 +68,7 @@ type Rules struct {
 	allow   []rule
 	deny    []netip.Prefix
 	special []netip.Prefix
+	limits  Limits
 }
 
 // Compile reads a policy. Errors are *EntryError where an entry is to blame.
@@ -77,6 +80,10 @@ func (p Policy) Compile() (*Rules, error) {
 	case NoNetwork, Allowlist, Public:
 	default:
 		return nil, fmt.Errorf("read network policy: mode %.40q is not one of %s, %s and %s", p.Mode, NoNetwork, Allowlist, Public)
+	}
+	var err error
+	if r.limits, err = p.Limits.compile(); err != nil {
+		return nil, err
 	}
 	if len(p.Allow) > maxEntries || len(p.Deny) > maxEntries {
 		return nil, fmt.Errorf("read network policy: %d entries, at most %d each are possible", max(len(p.Allow), len(p.Deny)), maxEntries)

@@ -19,6 +19,9 @@ type Refusal struct {
 type Status struct {
 	Connections int `json:"connections"` // of TCP that are open
 	Sessions    int `json:"sessions"`    // of UDP
+	// Bytes that TCP and UDP have carried from and to the guest.
+	SentBytes     uint64 `json:"sent_bytes"`
+	ReceivedBytes uint64 `json:"received_bytes"`
 	// Refused is how often something was refused, and Refusals what, the latest first.
 	Refused  uint64    `json:"refused"`
 	Refusals []Refusal `json:"refusals,omitempty"`

@@ -16,6 +16,7 @@ const (
 	ClassPacket    Class = iota // TCP, UDP, ICMP to the gateway, or a fragment of such
 	ClassNeighbour              // who has the gateway's address?
 	ClassEcho                   // an echo request to somebody else
+	ClassAddress                // where am I? (DHCP)
 	ClassRefused                // answered with an ICMP error: no protocol for us
 	ClassQuiet                  // what every station says now and then and nobody here hears: multicast, its own addresses
 	ClassShort                  // ends within its headers, or says that it is longer than it is
@@ -30,7 +31,7 @@ const (
 
 func (c Class) String() string {
 	return [classes]string{
-		"packet", "neighbour", "echo", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment",
+		"packet", "neighbour", "echo", "address", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment",
 	}[c]
 }
 
@@ -132,8 +133,11 @@ func ipv4Class(p []byte, group bool) verdict {
 	}
 	from, to := netip.AddrFrom4([4]byte(p[12:16])), netip.AddrFrom4([4]byte(p[16:20]))
 	v := verdict{guest: from, to: to, packet: p[:total]}
+	fragment := binary.BigEndian.Uint16(p[6:])&0x3fff != 0 // more to come, or not the first
 	v.carries(p[9], p[size:total], binary.BigEndian.Uint16(p[6:])&0x1fff == 0)
 	switch {
+	case size == ipv4Size && isDHCP(from, to, p[9], fragment, p[size:total]):
+		v.class = ClassAddress
 	case group || to.IsMulticast():
 		v.class = ClassQuiet
 	case from != Guest4:
@@ -141,7 +145,6 @@ func ipv4Class(p []byte, group bool) verdict {
 	case size > ipv4Size:
 		v.class = ClassOptions
 	default:
-		fragment := binary.BigEndian.Uint16(p[6:])&0x3fff != 0 // more to come, or not the first
 		v.classify(p[9], protocolICMP, 8, p[ipv4Size:total], fragment, to, Gateway4, Resolver4)
 	}
 	return v
@@ -260,6 +263,8 @@ func (n *Net) Send(f nic.Frame) {
 		n.link.inject(f.Data)
 	case ClassEcho:
 		n.ping(&v)
+	case ClassAddress:
+		n.dhcp(v.packet[ipv4Size+8:])
 	case ClassRefused, ClassOptions, ClassFragment:
 		n.link.enqueue(outbound{frame: n.prohibited(v.guest, v.packet)})
 	}

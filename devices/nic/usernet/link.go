@@ -269,7 +269,11 @@ func (n *Net) Save() (json.RawMessage, error) {
 	n.mu.Lock()
 	flows := slices.Clone(n.stale)
 	n.mu.Unlock()
-	n.relays.each(func(r *relay) { flows = append(flows, r.flow) })
+	n.relays.each(func(r *relay) {
+		if f, ok := r.known(); ok {
+			flows = append(flows, f)
+		}
+	})
 	if len(flows) == 0 {
 		return nil, nil
 	}

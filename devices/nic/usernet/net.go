@@ -25,6 +25,7 @@ package usernet
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -44,21 +45,6 @@ import (
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
-// Limits bound what one guest takes of its host.
-type Limits struct {
-	// Connections is how many TCP connections there may be, those being made included; more are refused.
-	Connections int
-	// Sessions is how many pairs of UDP addresses have a socket; for one more the one that was idle longest ends.
-	Sessions int
-	// SessionIdle is after how long without a datagram a session ends.
-	SessionIdle time.Duration
-}
-
-// DefaultLimits are those of Config.Limits' zero fields.
-func DefaultLimits() Limits {
-	return Limits{Connections: 512, Sessions: 256, SessionIdle: 30 * time.Second}
-}
-
 // Config is what a network is made of.
 type Config struct {
 	// Guest is the address of the guest's card, MTU the link's.
@@ -66,9 +52,12 @@ type Config struct {
 	MTU   int
 	// Policy is what the guest may reach.
 	Policy *policy.Rules
-	Limits Limits
+	// SessionIdle is after how long without a datagram a session of UDP ends; 30 s if 0.
+	SessionIdle time.Duration
 	// Resolvers are asked for the names that the guest asks for, in this order. Without one no name resolves.
 	Resolvers []netip.AddrPort
+	// Ports are the host's behind which are the guest's.
+	Ports []policy.Port
 }
 
 // Net is the network of one guest. Its methods may be called from any goroutine, except for those of nic.Backend.
@@ -82,7 +71,9 @@ type Net struct {
 	host    hostAddresses
 	relays  relays
 	udp     sessions
+	meters  meters
 	dns     *resolver
+	doors   []io.Closer   // of published ports
 	pings   chan struct{} // one for each echo request that may be on its way
 
 	rules atomic.Pointer[policy.Rules]
@@ -99,8 +90,11 @@ type Net struct {
 }
 
 const (
-	nicID    = 1
-	timeWait = time.Second
+	nicID       = 1
+	timeWait    = time.Second
+	sessionIdle = 30 * time.Second
+	// maxOpenings is how many connections the stack looks at before they are made or refused; of more it hears nothing.
+	maxOpenings = 512
 )
 
 // New returns a network that the guest's card can be attached to.
@@ -111,7 +105,9 @@ func New(c Config) (*Net, error) {
 	if c.MTU == 0 {
 		c.MTU = nic.DefaultMTU
 	}
-	c.Limits = c.Limits.orDefault()
+	if c.SessionIdle == 0 {
+		c.SessionIdle = sessionIdle
+	}
 	n := &Net{
 		config:  c,
 		link:    newLink(c.MTU),
@@ -123,31 +119,21 @@ func New(c Config) (*Net, error) {
 	}
 	n.life, n.end = context.WithCancel(context.Background())
 	n.relays.init(n.life)
-	n.udp.init(c.Limits.Sessions)
+	n.udp.init()
 	n.rules.Store(c.Policy)
 	n.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol, ipv6.NewProtocol},
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
 	})
-	if err := n.configure(); err != nil {
+	err := n.configure()
+	if err == nil {
+		err = n.publish(c.Ports)
+	}
+	if err != nil {
 		n.Close()
 		return nil, fmt.Errorf("create network: %w", err)
 	}
 	return n, nil
-}
-
-func (l Limits) orDefault() Limits {
-	d := DefaultLimits()
-	if l.Connections > 0 {
-		d.Connections = l.Connections
-	}
-	if l.Sessions > 0 {
-		d.Sessions = l.Sessions
-	}
-	if l.SessionIdle > 0 {
-		d.SessionIdle = l.SessionIdle
-	}
-	return d
 }
 
 // configure makes the stack the gateway.
@@ -181,7 +167,7 @@ func (n *Net) configure() error {
 	// Every destination is ours, and so is every source of an answer.
 	s.SetPromiscuousMode(nicID, true)
 	s.SetSpoofing(nicID, true)
-	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, n.config.Limits.Connections, n.connection).HandlePacket)
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, maxOpenings, n.connection).HandlePacket)
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, n.datagram).HandlePacket)
 	// Nothing is late or twice on this wire, so that a connection that has ended need not be remembered.
 	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
@@ -203,13 +189,14 @@ func networkProtocol(a netip.Addr) tcpip.NetworkProtocolNumber {
 // SetPolicy replaces the policy. Connections and sessions that it does not allow end.
 func (n *Net) SetPolicy(r *policy.Rules) {
 	n.rules.Store(r)
+	n.udp.shrink(r.Limits().Sessions)
 	n.relays.each(func(f *relay) {
-		if !n.decide(&f.target).Allowed {
+		if !f.inbound && !n.decide(&f.target).Allowed {
 			f.abort()
 		}
 	})
 	n.udp.each(func(s *session) {
-		if !n.decide(&s.target).Allowed {
+		if !s.inbound && !n.decide(&s.target).Allowed {
 			s.end()
 		}
 	})
@@ -223,7 +210,10 @@ func (n *Net) decide(t *policy.Target) policy.Verdict {
 	if onLink(t.Address) {
 		v = policy.Verdict{Reason: policy.ReasonSpecial} // the gateway serves nothing but names
 	} else {
-		v = n.rules.Load().Decide(*t)
+		r := n.rules.Load()
+		if v = r.Decide(*t); v.Allowed && n.meters.spent(r.Limits()) {
+			v = policy.Verdict{Reason: policy.ReasonLimit}
+		}
 	}
 	if !v.Allowed {
 		n.refused.note(t, v.Reason)
@@ -241,6 +231,7 @@ func (n *Net) Close() error {
 		return nil
 	}
 	n.end()
+	n.closeDoors()
 	n.forget()
 	if n.dns != nil {
 		n.dns.close()
@@ -274,7 +265,9 @@ const dialTimeout = 20 * time.Second
 
 // Status says what has become of what the guest tried.
 func (n *Net) Status() policy.Status {
-	s := policy.Status{Sessions: n.udp.count(), Frames: n.Frames()}
+	s := policy.Status{
+		Sessions: n.udp.count(), Frames: n.Frames(), SentBytes: n.meters.sent.bytes.Load(), ReceivedBytes: n.meters.received.bytes.Load(),
+	}
 	n.relays.each(func(*relay) { s.Connections++ })
 	s.Refused, s.Refusals = n.Refusals()
 	return s

@@ -21,6 +21,12 @@ func allow(entries ...string) policy.Policy {
 	return policy.Policy{Mode: policy.Allowlist, Allow: entries}
 }
 
+func limited(l policy.Limits, entries ...string) policy.Policy {
+	p := allow(entries...)
+	p.Limits = l
+	return p
+}
+
 // refusal waits until something with this reason is on record.
 func (g *guest) refusal(reason policy.Reason, protocol string) {
 	g.Helper()
@@ -145,7 +151,7 @@ func TestServerRefuses(t *testing.T) {
 
 func TestConnectionLimit(t *testing.T) {
 	server := serveTCP(t, echoBack)
-	g := newGuest(t, Config{Policy: compile(t, allow(server.String())), Limits: Limits{Connections: 2}})
+	g := newGuest(t, Config{Policy: compile(t, limited(policy.Limits{Connections: 2}, server.String()))})
 	var open []net.Conn
 	for range 2 {
 		c, err := g.dialTCP(server)
@@ -187,7 +193,7 @@ func TestUDP(t *testing.T) {
 // Case D4: sessions are bounded, the one that was idle longest ends first, and idle ones end.
 func TestCaseD4Sessions(t *testing.T) {
 	server := serveUDP(t, func(b []byte) []byte { return b })
-	g := newGuest(t, Config{Policy: compile(t, allow(server.String())), Limits: Limits{Sessions: 8, SessionIdle: 300 * time.Millisecond}})
+	g := newGuest(t, Config{Policy: compile(t, limited(policy.Limits{Sessions: 8}, server.String())), SessionIdle: 300 * time.Millisecond})
 	for i := range 200 {
 		c := g.dialUDP(server)
 		fmt.Fprint(c, i)
@@ -317,6 +323,8 @@ func TestCaseD6ByName(t *testing.T) {
 		{"TLS without a name", 443, clientHello(t, ""), false},
 		{"HTTP", 80, []byte("GET / HTTP/1.1\r\nHost: good.example\r\n\r\n"), true},
 		{"HTTP with a port", 80, []byte("GET / HTTP/1.1\r\nhost:good.example:80\r\n\r\n"), true},
+		{"HTTP with an address in its path", 80, []byte("GET /fetch?http://evil.example/ HTTP/1.1\r\nHost: good.example\r\n\r\n"), true},
+		{"HTTP with another name in its target", 80, []byte("GET http://evil.example/ HTTP/1.1\r\nHost: good.example\r\n\r\n"), false},
 		{"HTTP with another name", 80, []byte("GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"), false},
 		{"HTTP with two names", 80, []byte("GET / HTTP/1.1\r\nHost: good.example\r\nHost: evil.example\r\n\r\n"), false},
 		{"HTTP with another target", 80, []byte("GET http://evil.example/ HTTP/1.1\r\nHost: good.example\r\n\r\n"), false},
@@ -373,5 +381,43 @@ func TestNewRefuses(t *testing.T) {
 	}
 	if _, err := New(Config{Policy: compile(t, policy.Policy{})}); err == nil {
 		t.Error("no address")
+	}
+}
+
+// A guest gets no more than its rate allows, and nothing more when it has had all its bytes.
+func TestMetered(t *testing.T) {
+	server := serveTCP(t, echoBack)
+	const rate, size = 1 << 20, 300 << 10
+	g := newGuest(t, Config{Policy: compile(t, limited(policy.Limits{Rate: rate, Bytes: 2*size + 1}, server.String()))})
+	c, err := g.dialTCP(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	begun := time.Now()
+	go c.Write(make([]byte, size))
+	if _, err := io.ReadFull(c, make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begun); took < time.Second*size/rate-burst {
+		t.Errorf("%d bytes took %v", size, took)
+	}
+	if s := g.net.Status(); s.SentBytes != size || s.ReceivedBytes != size {
+		t.Errorf("status has %d bytes sent and %d received", s.SentBytes, s.ReceivedBytes)
+	}
+	c.Write([]byte("one"))
+	c.Write([]byte("more"))
+	if n, err := io.ReadAll(c); err == nil {
+		t.Errorf("%d more bytes have come back", len(n))
+	}
+	if _, err := g.dialTCP(server); err == nil {
+		t.Error("connected without a byte left")
+	}
+	g.refusal(policy.ReasonLimit, "tcp")
+	g.net.SetPolicy(compile(t, allow(server.String())))
+	if c, err := g.dialTCP(server); err != nil {
+		t.Errorf("with more bytes: %v", err)
+	} else {
+		c.Close()
 	}
 }

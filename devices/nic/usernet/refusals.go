@@ -61,7 +61,7 @@ func (r *refusals) noteFrame(frame []byte, v *verdict) {
 	case ClassRefused:
 		k.reason = policy.ReasonProtocol
 	case ClassOptions:
-		k.reason = policy.ReasonOptions
+		k.reason, k.port = policy.ReasonOptions, v.port
 	case ClassFragment:
 		k.reason = policy.ReasonFragment
 	case ClassSource, ClassForged, ClassStation:
@@ -78,14 +78,14 @@ func (r *refusals) noteFrame(frame []byte, v *verdict) {
 	default:
 		return
 	}
-	k.protocol = carried(frame, v.protocol)
+	k.protocol = carried(frame, v)
 	r.count(k)
 }
 
 // carried names what a frame carries.
-func carried(frame []byte, protocol byte) string {
-	if len(frame) < ethernetSize {
-		return "ethernet"
+func carried(frame []byte, v *verdict) string {
+	if v.class == ClassShort || v.class == ClassStation {
+		return "ethernet" // whatever it says of itself
 	}
 	switch kind := binary.BigEndian.Uint16(frame[12:]); kind {
 	case etherARP:
@@ -94,7 +94,7 @@ func carried(frame []byte, protocol byte) string {
 	default:
 		return fmt.Sprintf("ether-%04x", kind)
 	}
-	switch protocol {
+	switch v.protocol {
 	case protocolICMP:
 		return policy.ICMP.String()
 	case protocolICMP6:
@@ -104,7 +104,7 @@ func carried(frame []byte, protocol byte) string {
 	case protocolUDP:
 		return policy.UDP.String()
 	}
-	return fmt.Sprintf("ip-%d", protocol)
+	return fmt.Sprintf("ip-%d", v.protocol)
 }
 
 // presentable returns the beginning of a name that a guest has made up, with what is no part of a host name as the domain name

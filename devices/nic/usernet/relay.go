@@ -19,9 +19,10 @@ import (
 
 // relay is one TCP connection of the guest and the host's socket that stands for it.
 type relay struct {
-	target policy.Target
-	flow   flow
-	cancel context.CancelFunc
+	target  policy.Target
+	flow    flow
+	inbound bool // somebody has come to a published port: the policy has no say
+	cancel  context.CancelFunc
 
 	mu      sync.Mutex
 	aborted bool
@@ -116,7 +117,7 @@ func (n *Net) relay(request *tcp.ForwarderRequest) {
 	defer cancel()
 	f.cancel = cancel
 	v := n.decide(&f.target)
-	if v.Allowed && !n.relays.add(f, n.config.Limits.Connections) {
+	if v.Allowed && !n.relays.add(f, n.rules.Load().Limits().Connections) {
 		n.refused.note(&f.target, policy.ReasonLimit)
 		v.Allowed = false
 	}
@@ -140,7 +141,7 @@ func (n *Net) relay(request *tcp.ForwarderRequest) {
 	guest := gonet.NewTCPConn(&queue, end)
 	defer guest.Close()
 	if f.stand(guest, end, server.(duplex)) {
-		n.move(f, v.ByName)
+		n.move(ctx, f, v.ByName)
 	}
 }
 
@@ -153,7 +154,23 @@ func (f *relay) stand(guest *gonet.TCPConn, end tcpip.Endpoint, server duplex) b
 		return false
 	}
 	f.guest, f.end, f.server = guest, end, server
+	if f.inbound {
+		f.flow = flow{Guest: at(guest.RemoteAddr()), Remote: at(guest.LocalAddr())}
+	}
 	return true
+}
+
+// at is an address of the stack's.
+func at(a net.Addr) netip.AddrPort {
+	t := a.(*net.TCPAddr).AddrPort()
+	return netip.AddrPortFrom(t.Addr().Unmap(), t.Port())
+}
+
+// known returns the connection's two ends, if they are known already.
+func (f *relay) known() (flow, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.flow, f.flow.Guest.IsValid()
 }
 
 // abort ends the connection at both ends with a reset.
@@ -170,19 +187,22 @@ func (f *relay) abort() {
 }
 
 // move copies both ways until both have ended, or one with an error.
-func (n *Net) move(f *relay, byName bool) {
+func (n *Net) move(ctx context.Context, f *relay, byName bool) {
+	fromServer := meteredReader{f.server, ctx, n, &n.meters.received}
+	fromGuest := meteredReader{f.guest, ctx, n, &n.meters.sent}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, err := io.Copy(f.guest, f.server)
+		_, err := io.Copy(f.guest, fromServer)
 		f.half(err, f.guest.CloseWrite)
 	}()
 	first, err := n.opening(f, byName)
 	if err == nil && len(first) > 0 {
+		n.meters.sent.add(len(first), 0)
 		_, err = f.server.Write(first)
 	}
 	if err == nil {
-		_, err = io.Copy(f.server, f.guest)
+		_, err = io.Copy(f.server, fromGuest)
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil

@@ -131,7 +131,7 @@ func httpName(b []byte) (string, saying) {
 		}
 	}
 	// An absolute target goes before the Host (section 3.2.2), so that it has to be the same.
-	if _, after, ok := strings.Cut(fields[1], "://"); ok {
+	if _, after, ok := strings.Cut(fields[1], "://"); ok && fields[1][0] != '/' {
 		authority, _, _ := strings.Cut(after, "/")
 		if !strings.EqualFold(authority, host) {
 			return authority, namesNobody

@@ -19,35 +19,43 @@ const maxDatagram = 65507
 
 // session is a pair of UDP addresses of the guest and the host's socket that stands for it.
 type session struct {
-	target policy.Target
-	guest  *gonet.UDPConn
-	server net.Conn
+	target  policy.Target
+	inbound bool // somebody has sent to a published port: the policy has no say
+	guest   *gonet.UDPConn
+	server  net.Conn
 	last   atomic.Int64 // when a datagram passed, in nanoseconds
 	once   sync.Once
 }
 
 // sessions are all of a guest, the one that was made or used longest ago first.
 type sessions struct {
-	limit int
 	mu    sync.Mutex
 	order *list.List
 	place map[*session]*list.Element
 }
 
-func (s *sessions) init(limit int) {
-	s.limit, s.order, s.place = limit, list.New(), map[*session]*list.Element{}
-}
+func (s *sessions) init() { s.order, s.place = list.New(), map[*session]*list.Element{} }
 
-// add takes a session in and returns one that has to end for it.
-func (s *sessions) add(one *session) (oldest *session) {
+// add takes a session in.
+func (s *sessions) add(one *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.order.Len() >= s.limit {
-		oldest = s.order.Remove(s.order.Front()).(*session)
-		delete(s.place, oldest)
-	}
 	s.place[one] = s.order.PushBack(one)
-	return oldest
+}
+
+// shrink ends those that were idle longest until there are no more than the limit.
+func (s *sessions) shrink(limit int) {
+	for {
+		s.mu.Lock()
+		if s.order.Len() <= limit {
+			s.mu.Unlock()
+			return
+		}
+		oldest := s.order.Remove(s.order.Front()).(*session)
+		delete(s.place, oldest)
+		s.mu.Unlock()
+		oldest.end()
+	}
 }
 
 func (s *sessions) remove(one *session) {
@@ -105,9 +113,8 @@ func (n *Net) datagram(request *udp.ForwarderRequest) bool {
 		return true
 	}
 	s := &session{target: t, guest: gonet.NewUDPConn(&queue, end), server: server}
-	if oldest := n.udp.add(s); oldest != nil {
-		oldest.end()
-	}
+	n.udp.shrink(n.rules.Load().Limits().Sessions - 1)
+	n.udp.add(s)
 	n.udp.used(s)
 	if !n.start(func() { n.outward(s) }) || !n.start(func() { n.inward(s) }) {
 		s.end()
@@ -135,7 +142,9 @@ func (n *Net) outward(s *session) {
 		}
 		n.udp.used(s)
 		// One that cannot be sent is lost, as datagrams may be.
-		_, _ = s.server.Write(buffer[:k])
+		if n.pass(&n.meters.sent, k) {
+			_, _ = s.server.Write(buffer[:k])
+		}
 	}
 }
 
@@ -145,10 +154,10 @@ func (n *Net) inward(s *session) {
 	buffer := make([]byte, maxDatagram)
 	for {
 		idle := time.Since(time.Unix(0, s.last.Load()))
-		if idle >= n.config.Limits.SessionIdle {
+		if idle >= n.config.SessionIdle {
 			return
 		}
-		s.server.SetReadDeadline(time.Now().Add(n.config.Limits.SessionIdle - idle))
+		s.server.SetReadDeadline(time.Now().Add(n.config.SessionIdle - idle))
 		k, err := s.server.Read(buffer)
 		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
 			continue
@@ -157,8 +166,8 @@ func (n *Net) inward(s *session) {
 			return
 		}
 		n.udp.used(s)
-		if _, err := s.guest.Write(buffer[:k]); err != nil {
-			continue // no room for it
+		if n.pass(&n.meters.received, k) {
+			_, _ = s.guest.Write(buffer[:k]) // if there is room for it
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 var probes = map[string]func(args []string) error{
 	"draw":      draw,
 	"attach":    attach,
+	"attempts":  attempts,
 	"connect":   connect,
 	"hog":       hog,
 	"immutable": immutable,

@@ -94,8 +94,12 @@ func (c *cloneFlags) add(f *pflag.FlagSet) {
 
 func (c *cloneFlags) options(name string) (node.Options, error) {
 	network, err := c.networkFlags.policy()
+	if err != nil {
+		return node.Options{}, err
+	}
+	ports, err := c.networkFlags.published()
 	return node.Options{
-		Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording, Network: network,
+		Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording, Network: network, Ports: ports,
 	}, err
 }
 
@@ -227,6 +231,9 @@ func (m *manyFlags) options(f *pflag.FlagSet) ([]node.Options, error) {
 		return nil, usagef("1 to %d VMs can be made at once", maxClones)
 	case len(m.names) > 0:
 		m.count = len(m.names)
+	}
+	if m.count > 1 && len(m.ports) > 0 {
+		return nil, usagef("--publish: one port is for one VM")
 	}
 	options := make([]node.Options, m.count)
 	for i := range options {

@@ -21,28 +21,52 @@ type networkFlags struct {
 	mode  policy.Mode
 	allow []string
 	deny  []string
+	limit []string
+	ports []string // published
 }
 
 func modes() []policy.Mode { return []policy.Mode{policy.NoNetwork, policy.Allowlist, policy.Public} }
 
 func (n *networkFlags) add(f *pflag.FlagSet) {
 	f.Var(choice[policy.Mode]{&n.mode, modes()}, "network", "what the guest may reach through its network card, which a VM from an image has only with this")
+	f.StringArrayVarP(&n.ports, "publish", "p", nil, "make a port of the guest one of this host: [ADDRESS:]PORT:GUEST[/udp]; again for more")
 	n.addEntries(f)
+}
+
+// published returns the ports that the flags say.
+func (n *networkFlags) published() (ports []policy.Port, err error) {
+	for _, text := range n.ports {
+		p, err := policy.ParsePort(text)
+		if err != nil {
+			return nil, usagef("%w", err)
+		}
+		ports = append(ports, p)
+	}
+	if err := policy.CheckPorts(ports); err != nil {
+		return nil, usagef("%w", err)
+	}
+	return ports, nil
 }
 
 func (n *networkFlags) addEntries(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.allow, "allow", nil, "let the guest reach HOST, *.HOST, an address or a prefix, with [:PORT[-PORT]][/tcp|/udp|/icmp] behind it; again for more")
 	f.StringArrayVar(&n.deny, "deny", nil, "keep the guest from an address or a prefix whatever is allowed; again for more")
+	f.StringSliceVar(&n.limit, "net-limit", nil, "bound the network: connections=N, sessions=N (of UDP), rate=SIZE (bytes a second each way), bytes=SIZE (in all)")
 }
 
 // policy returns what the flags say, nil for nothing. Entries without a mode are an allowlist.
 func (n *networkFlags) policy() (*policy.Policy, error) {
 	p := policy.Policy{Mode: n.mode, Allow: n.allow, Deny: n.deny}
+	if err := readLimits(&p.Limits, n.limit); err != nil {
+		return nil, err
+	}
 	switch {
 	case p.Mode == "" && len(p.Allow) > 0:
 		p.Mode = policy.Allowlist
 	case p.Mode == "" && len(p.Deny) > 0:
 		return nil, usagef("--deny needs --network or --allow")
+	case p.Mode == "" && len(n.limit) > 0:
+		return nil, usagef("--net-limit needs --network or --allow")
 	case p.Mode == "":
 		return nil, nil
 	}
@@ -50,6 +74,38 @@ func (n *networkFlags) policy() (*policy.Policy, error) {
 		return nil, usagef("%w", err)
 	}
 	return &p, nil
+}
+
+// readLimits reads words like connections=100.
+func readLimits(l *policy.Limits, words []string) error {
+	for _, word := range words {
+		name, value, _ := strings.Cut(word, "=")
+		var err error
+		switch name {
+		case "connections":
+			l.Connections, err = readCount(value)
+		case "sessions":
+			l.Sessions, err = readCount(value)
+		case "rate":
+			l.Rate, err = output.ParseSize(value)
+		case "bytes":
+			l.Bytes, err = output.ParseSize(value)
+		default:
+			return usagef("--net-limit %q: %q is none of connections, sessions, rate and bytes", word, name)
+		}
+		if err != nil {
+			return usagef("--net-limit %q: %w", word, err)
+		}
+	}
+	return nil
+}
+
+func readCount(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n <= 0 {
+		return 0, fmt.Errorf("%q is no number above 0", text)
+	}
+	return n, nil
 }
 
 func (a *app) networkVerb() *cobra.Command {
@@ -120,7 +176,8 @@ func (a *app) networkShowVerb() *cobra.Command {
 // showNetwork prints the policy and, below it, what was refused.
 func (a *app) showNetwork(v *networkView) error {
 	fmt.Fprintf(a.Stdout, "policy: %s\n", strings.Join(policyWords(v.Policy), "\n  "))
-	fmt.Fprintf(a.Stdout, "open: %d connections, %d UDP sessions\nrefused: %d\n", v.Connections, v.Sessions, v.Refused)
+	fmt.Fprintf(a.Stdout, "open: %d connections, %d UDP sessions\n", v.Connections, v.Sessions)
+	fmt.Fprintf(a.Stdout, "sent: %s, received: %s\nrefused: %d\n", output.Size(int64(v.SentBytes)), output.Size(int64(v.ReceivedBytes)), v.Refused)
 	for _, r := range v.Refusals {
 		if _, err := fmt.Fprintf(a.Stdout, "  %s\n", describeRefusal(r)); err != nil {
 			return err
@@ -138,6 +195,21 @@ func policyWords(p *policy.Policy) []string {
 	for _, entry := range p.Deny {
 		words = append(words, "deny "+entry)
 	}
+	return append(words, limitWords(p.Limits)...)
+}
+
+func limitWords(l policy.Limits) (words []string) {
+	for name, count := range map[string]int{"connections": l.Connections, "sessions": l.Sessions} {
+		if count != 0 {
+			words = append(words, fmt.Sprintf("limit %s=%d", name, count))
+		}
+	}
+	for name, size := range map[string]uint64{"rate": l.Rate, "bytes": l.Bytes} {
+		if size != 0 {
+			words = append(words, fmt.Sprintf("limit %s=%s", name, output.Size(int64(size))))
+		}
+	}
+	slices.Sort(words)
 	return words
 }
 

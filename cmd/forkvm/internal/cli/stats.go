@@ -25,7 +25,17 @@ type statsView struct {
 	// PrivateBytes is memory that the VM's process shares with nobody.
 	PrivateBytes int64          `json:"private_bytes"`
 	Guest        *client.Usage  `json:"guest,omitempty"`
+	Network      *networkUse    `json:"network,omitempty"`
 	Error        *failure.Error `json:"error,omitempty"`
+}
+
+// networkUse is what a VM with a network card has of the host's network.
+type networkUse struct {
+	Connections   int    `json:"connections"`
+	Sessions      int    `json:"sessions"`
+	SentBytes     uint64 `json:"sent_bytes"`
+	ReceivedBytes uint64 `json:"received_bytes"`
+	Refused       uint64 `json:"refused"`
 }
 
 func (a *app) statsVerb() *cobra.Command {
@@ -87,6 +97,14 @@ func measure(ctx context.Context, vm VM) (v statsView, run bool) {
 		return v, false
 	}
 	v.PrivateBytes = st.PrivateBytes
+	if vm.Record().Network != nil {
+		n, err := vm.NetworkStatus(ctx)
+		if err != nil {
+			v.Error = explain(err)
+			return v, true
+		}
+		v.Network = &networkUse{n.Connections, n.Sessions, n.SentBytes, n.ReceivedBytes, n.Refused}
+	}
 	usage, err := vm.Guest().Usage(ctx)
 	if err != nil {
 		v.Error = explain(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
@@ -30,6 +31,9 @@ type vmView struct {
 	// PrivateBytes is memory that the VM's process shares with nobody.
 	PrivateBytes int64   `json:"private_bytes"`
 	ReadyMS      float64 `json:"ready_ms"`
+
+	// Ports are this host's behind which are the VM's.
+	Ports []policy.Port `json:"ports,omitempty"`
 
 	Time       machine.Time `json:"time"`
 	Generation string       `json:"generation"`
@@ -62,7 +66,7 @@ func viewOf(vm VM, st *node.Status) vmView {
 		CPUs: r.Shape.CPUs, MemoryBytes: r.Shape.MemoryBytes, Disks: []diskView{},
 		PrivateBytes: st.PrivateBytes, ReadyMS: r.ReadyMS,
 		Time: r.Identity.Time, Generation: r.Identity.Generation, MachineID: r.Identity.MachineID,
-		PID: r.PID, Directory: p.Directory, ConsoleLog: p.Console, VsockSocket: p.Vsock,
+		Ports: r.Ports, PID: r.PID, Directory: p.Directory, ConsoleLog: p.Console, VsockSocket: p.Vsock,
 		DiskError: st.DiskError, Exit: st.Exit,
 	}
 	for _, d := range r.Shape.Disks {
