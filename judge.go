@@ -90,6 +90,7 @@ func (m *judgeMachines) config(storage *atomic.Pointer[error]) Config {
 	return Config{
 		Name: "judge", TempDir: m.vm.tempDir, FrozenTime: m.vm.identity.Time == machine.TimeFrozen,
 		OnDiskError: func(_ string, err error) { storage.Store(&err) },
+		Network:     m.vm.network,
 	}
 }
 

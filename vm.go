@@ -63,6 +63,10 @@ type Config struct {
 	// connects to a vsock port of the host (CID 2). The connection must have a
 	// descriptor, as those of Unix sockets and TCP have.
 	Connect func(ctx context.Context, port uint32) (net.Conn, error)
+	// Network, if set, gives a machine that is booted a network card, and makes what is behind it. For a clone of a machine
+	// with a card it is needed, too; a child of a fork has its parent's maker if it has none. What the guest may reach is no
+	// part of a snapshot.
+	Network NetworkMaker
 }
 
 // Unlimited is a Headroom that is not looked at.
@@ -76,6 +80,7 @@ type MemoryLimitError = machine.MemoryLimitError
 type VM struct {
 	machine *machine.Machine
 	tempDir string
+	network NetworkMaker
 	// identity is what the machine began with; a reset keeps all of it but the
 	// generation.
 	identity machine.Identity
@@ -96,6 +101,7 @@ func Boot(ctx context.Context, img *image.Image, c Config) (*VM, error) {
 	checkpoint, kernel, err := machine.FromImage(img, filepath.Base(img.Dir()), machine.Size{
 		CPUs:        max(c.CPUs, 1),
 		MemoryBytes: orDefault(c.MemoryBytes),
+		NetworkMTU:  c.mtu(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("boot %s: %w", img.Dir(), err)
@@ -151,6 +157,9 @@ func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
 	var all sync.WaitGroup
 	for i, c := range configs {
 		all.Go(func() {
+			if c.Network == nil {
+				c.Network = vm.network
+			}
 			if children[i], errs[i] = startClone(ctx, checkpoint, c); errs[i] != nil {
 				errs[i] = fmt.Errorf("fork %s: %w", c.Name, errs[i])
 				return
@@ -191,11 +200,14 @@ func startInLimit(ctx context.Context, checkpoint *machine.Checkpoint, kernel *m
 // start makes a machine of a checkpoint, which it takes over.
 func start(ctx context.Context, checkpoint *machine.Checkpoint, kernel *machine.Kernel, c Config) (*VM, error) {
 	config := c.machine(checkpoint, kernel)
-	vm := &VM{tempDir: c.TempDir, identity: machine.NewIdentity(c.hostname(), c.time())}
+	vm := &VM{tempDir: c.TempDir, network: c.Network, identity: machine.NewIdentity(c.hostname(), c.time())}
 	if vm.tempDir == "" {
 		vm.tempDir = os.TempDir()
 	}
-	err := vm.create(&config, vm.identity)
+	err := c.addNetwork(&config, vm.identity)
+	if err == nil {
+		err = vm.create(&config, vm.identity)
+	}
 	if err != nil {
 		return nil, errors.Join(err, config.Close())
 	}

@@ -106,9 +106,9 @@ func (n *Net) dhcpAnswer(m []byte) []byte {
 	a := make([]byte, bootOptions, bootMinimum)
 	copy(a, m[:bootOptions])
 	a[0] = bootReply
-	clear(a[8:12])                  // time since the client began, and flags
-	clear(a[bootYours:bootCard])    // its, the next server's and the relay's address
-	clear(a[bootCard+6:bootCookie]) // names of servers and files
+	clear(a[8:12])                    // time since the client began, and flags
+	clear(a[bootYours:bootCard])      // its, the next server's and the relay's address
+	clear(a[bootCard+6 : bootCookie]) // names of servers and files
 	option := func(kind byte, value ...byte) { a = append(append(a, kind, byte(len(value))), value...) }
 	option(optionMessage, message)
 	option(optionServer, Gateway4.AsSlice()...)

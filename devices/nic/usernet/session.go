@@ -23,8 +23,8 @@ type session struct {
 	inbound bool // somebody has sent to a published port: the policy has no say
 	guest   *gonet.UDPConn
 	server  net.Conn
-	last   atomic.Int64 // when a datagram passed, in nanoseconds
-	once   sync.Once
+	last    atomic.Int64 // when a datagram passed, in nanoseconds
+	once    sync.Once
 }
 
 // sessions are all of a guest, the one that was made or used longest ago first.
