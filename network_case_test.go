@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm"
+	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/network"
 )
 
 // A machine in this process has a network: ports come in, and what leaves is what its policy says, also of its children.
 func TestNetwork(t *testing.T) {
+	testkit.Long(t)
 	ctx := begin(t)
 	port, err := network.ParsePort("7071:7071")
 	if err != nil {

@@ -22,6 +22,8 @@ const (
 	dnsPort = 53
 	// maxQueries is how many queries wait for the host's resolvers at a time; each has a socket.
 	maxQueries = 64
+	// maxQuery is how long a query may be: those of clients have a hundredth of it.
+	maxQuery = 4096
 	// maxAskers is how many connections the guest's programs may have to the resolver.
 	maxAskers = 32
 	askerIdle = 10 * time.Second
@@ -83,7 +85,7 @@ func (r *resolver) close() {
 
 // servePackets answers queries by UDP. As many as may wait are answered at a time; others wait in the socket.
 func (r *resolver) servePackets(c *gonet.UDPConn) {
-	buffer := make([]byte, maxDatagram)
+	buffer := make([]byte, maxQuery)
 	for {
 		k, from, err := c.ReadFrom(buffer)
 		if err != nil {
