@@ -27,6 +27,8 @@ type SceneConfig struct {
 	Image string
 	// Dir is an empty directory with a short path for a store and running VMs.
 	Dir string
+	// RunDir is an empty directory with a short path, in memory as /run is.
+	RunDir string
 	// Command is the program forkvm with the verb of a VM process.
 	Command []string
 	// Firmware is QEMU's directory of firmware; empty: the one it was built with.
@@ -49,7 +51,7 @@ type scene struct {
 func newScene(c SceneConfig) (*scene, error) {
 	n, err := node.Open(node.Config{
 		DataDir: filepath.Join(c.Dir, "data"),
-		RunDir:  filepath.Join(c.Dir, "run"),
+		RunDir:  c.RunDir,
 		Command: c.Command,
 		Version: "bench",
 	})

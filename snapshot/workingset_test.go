@@ -14,6 +14,7 @@ func goldenWorkingSet() *WorkingSet {
 		Snapshot: strings.Repeat("5a", 16),
 		RAM:      1 << 17,
 		Written:  []PageRange{{0, 1}, {1, 2}, {4096, 100}, {1<<17 - 1, 1}},
+		Read:     []uint64{512, 1024, 1<<17 - 512},
 	}
 }
 
@@ -22,7 +23,7 @@ func TestWorkingSetGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "working-set-v1.bin", b)
+	golden(t, "working-set-v2.bin", b)
 	got, err := DecodeWorkingSet(b)
 	if err != nil || !reflect.DeepEqual(got, goldenWorkingSet()) {
 		t.Errorf("got %+v, %v", got, err)
@@ -43,6 +44,12 @@ func TestWorkingSetRefusals(t *testing.T) {
 			return resealWorkingSet(b)
 		}
 	}
+	read := func(i int, page uint64) func(b []byte) []byte {
+		return func(b []byte) []byte {
+			binary.LittleEndian.PutUint64(b[64+16*4+8*i:], page)
+			return resealWorkingSet(b)
+		}
+	}
 	for _, c := range []struct {
 		name string
 		edit func(b []byte) []byte
@@ -52,19 +59,26 @@ func TestWorkingSetRefusals(t *testing.T) {
 		{"half a header", func(b []byte) []byte { return b[:63] }, ErrTruncated},
 		{"all zeros", func(b []byte) []byte { clear(b); return b }, ErrMagic},
 		{"version + 1", func(b []byte) []byte { b[8]++; return b }, ErrVersion},
+		{"version - 1", func(b []byte) []byte { b[8]--; return resealWorkingSet(b) }, ErrInvalid},
 		{"one bit", func(b []byte) []byte { b[70] ^= 4; return b }, ErrChecksum},
 		{"cut", func(b []byte) []byte { return b[:len(b)-1] }, ErrChecksum},
 		{"grown", func(b []byte) []byte { return append(b, 0) }, ErrChecksum},
 		{"too long", func(b []byte) []byte { return append(b, make([]byte, MaxWorkingSetSize)...) }, ErrTooLarge},
 		{"another count", func(b []byte) []byte { b[40]++; return resealWorkingSet(b) }, ErrInvalid},
+		{"a huge count", func(b []byte) []byte { b[47]++; return resealWorkingSet(b) }, ErrInvalid},
+		{"another count of huge pages", func(b []byte) []byte { b[48]--; return resealWorkingSet(b) }, ErrInvalid},
+		{"many huge pages", func(b []byte) []byte { b[55]++; return resealWorkingSet(b) }, ErrInvalid},
 		{"half an entry", func(b []byte) []byte { return resealWorkingSet(b[:len(b)-8]) }, ErrInvalid},
-		{"reserved", func(b []byte) []byte { b[48] = 1; return resealWorkingSet(b) }, ErrInvalid},
+		{"reserved", func(b []byte) []byte { b[56] = 1; return resealWorkingSet(b) }, ErrInvalid},
 		{"no page", entry(1, 1, 0), ErrInvalid},
 		{"overlap", entry(1, 0, 1), ErrInvalid},
 		{"outside of RAM", entry(3, 1<<17, 1), ErrInvalid},
 		{"beyond RAM", entry(3, 1<<17-1, 2), ErrInvalid},
 		{"wraps", entry(3, 1<<17-1, 1<<64-1), ErrInvalid},
 		{"many pages", entry(2, 4096, MaxWorkingSetPages), ErrTooLarge},
+		{"no place for a huge page", read(1, 1000), ErrInvalid},
+		{"huge pages out of order", read(1, 512), ErrInvalid},
+		{"a huge page outside of RAM", read(2, 1<<17), ErrInvalid},
 	} {
 		b, err := goldenWorkingSet().Encode()
 		if err != nil {

@@ -26,6 +26,14 @@ func UnnamedFile(dir string, perm os.FileMode) (*os.File, error) {
 	return os.NewFile(uintptr(fd), filepath.Join(dir, "(unnamed)")), nil
 }
 
+// InMemory reports whether a directory is in a file system in memory. Collapse makes
+// its files huge pages, whatever it was mounted with.
+func InMemory(dir string) bool {
+	var st unix.Statfs_t
+	err := ignoringEINTR(func() error { return unix.Statfs(dir, &st) })
+	return err == nil && st.Type == unix.TMPFS_MAGIC
+}
+
 // LinkFile gives an unnamed file the name path, which must not exist (EEXIST)
 // and must be in the same file system (EXDEV).
 func LinkFile(f *os.File, path string) error {

@@ -27,9 +27,39 @@ const privateFlags = unix.MAP_PRIVATE | unix.MAP_NORESERVE
 
 const readWrite = unix.PROT_READ | unix.PROT_WRITE
 
+// HugePageSize is the size in bytes of the pages that one entry of a page
+// directory maps.
+const HugePageSize = 2 << 20
+
 // Reserve maps size bytes of anonymous private memory, readable and writable.
-// Nothing is allocated before it is touched.
+// Nothing is allocated before it is touched. What has room for huge pages begins
+// where one may.
 func Reserve(size uint64) (*Mapping, error) {
+	m, err := reserve(size)
+	if err != nil || size < HugePageSize || m.Address()%HugePageSize == 0 {
+		return m, err
+	}
+	// Newer kernels only choose such addresses, and for some sizes.
+	if err := m.Unmap(); err != nil {
+		return nil, err
+	}
+	if m, err = reserve(size + HugePageSize); err != nil {
+		return nil, err
+	}
+	before := -m.Address() % HugePageSize
+	behind := HugePageSize - before
+	wide := m.base
+	m.base, m.size = unsafe.Add(wide, before), uintptr(size)
+	if before > 0 {
+		err = unix.MunmapPtr(wide, before)
+	}
+	if err := errors.Join(err, unix.MunmapPtr(unsafe.Add(m.base, size), behind)); err != nil {
+		return nil, errors.Join(fmt.Errorf("unmap memory (%d bytes): %w", HugePageSize, err), m.Unmap())
+	}
+	return m, nil
+}
+
+func reserve(size uint64) (*Mapping, error) {
 	base, err := unix.MmapPtr(-1, 0, nil, uintptr(size), readWrite, privateFlags|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, fmt.Errorf("map memory (%d bytes): %w", size, err)
@@ -55,6 +85,21 @@ func MapWindow(f *os.File, length uint64) (*Mapping, error) {
 // stand in the way of a seal.
 func MapReadOnly(f *os.File, length uint64) (*Mapping, error) {
 	return mapWhole(f, length, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+}
+
+// Collapse makes length bytes of a file in memory, at an offset, huge pages of the
+// host. All of them have to be there. It needs Linux 6.1, and huge pages that are not
+// switched off.
+func Collapse(f *os.File, offset int64, length uint64) error {
+	m, err := Reserve(length)
+	if err != nil {
+		return err
+	}
+	err = m.MapFile(0, length, f, offset)
+	if err == nil {
+		err = m.Advise(0, length, unix.MADV_COLLAPSE)
+	}
+	return errors.Join(err, m.Unmap())
 }
 
 func mapWhole(f *os.File, length uint64, protection, flags int) (*Mapping, error) {

@@ -44,19 +44,32 @@ const (
 // the kernel's page of zeros. It calls found with ascending ranges; neighbours
 // may touch. A kernel before 6.7 answers ENOTTY (or EINVAL).
 func (p *Pagemap) ScanPrivate(start, end uint64, found func(AddressRange)) error {
+	return p.scanFor(pmScanArg{
+		categoryInverted:  pageIsFile | pageIsPFNZero,
+		categoryMask:      pageIsFile | pageIsPFNZero,
+		categoryAnyOfMask: pageIsPresent | pageIsSwapped,
+		returnMask:        pageIsPresent | pageIsSwapped,
+	}, start, end, found)
+}
+
+// ScanFile finds the pages that are mapped and a file's, as ScanPrivate does. The
+// kernel maps some more than were touched.
+func (p *Pagemap) ScanFile(start, end uint64, found func(AddressRange)) error {
+	return p.scanFor(pmScanArg{
+		categoryMask: pageIsFile | pageIsPresent,
+		returnMask:   pageIsPresent,
+	}, start, end, found)
+}
+
+// scanFor finds the pages of the categories that arg says.
+func (p *Pagemap) scanFor(arg pmScanArg, start, end uint64, found func(AddressRange)) error {
 	if p.regions == nil {
 		p.regions = make([]pageRegion, 1024)
 	}
 	regions := p.regions
 	for start < end {
-		arg := pmScanArg{
-			start: start, end: end,
-			vecLen:            uint64(len(regions)),
-			categoryInverted:  pageIsFile | pageIsPFNZero,
-			categoryMask:      pageIsFile | pageIsPFNZero,
-			categoryAnyOfMask: pageIsPresent | pageIsSwapped,
-			returnMask:        pageIsPresent | pageIsSwapped,
-		}
+		arg.start, arg.end, arg.walkEnd = start, end, 0
+		arg.vecLen = uint64(len(regions))
 		n, err := p.scan(&arg, regions)
 		if err != nil {
 			return fmt.Errorf("scan page map (%#x-%#x): %w", start, end, err)

@@ -27,6 +27,8 @@ type Checkpoint struct {
 	Disks  [][]*layer.Layer
 	// WorkingSet is what a clone will write first, nil if nobody knows.
 	WorkingSet *store.WorkingSet
+	// HugePages has some of the pages of Memory once more, nil if there are none.
+	HugePages *HugePages
 	// Pause is how long the machine stood still for it.
 	Pause time.Duration
 	// Compactable says that the machine has layers of disks that Compact would merge.
@@ -42,7 +44,10 @@ func (c *Checkpoint) Close() error {
 	if c.WorkingSet != nil {
 		errs = append(errs, c.WorkingSet.Close())
 	}
-	c.Memory, c.Disks, c.WorkingSet = nil, nil, nil
+	if c.HugePages != nil {
+		errs = append(errs, c.HugePages.Close())
+	}
+	c.Memory, c.Disks, c.WorkingSet, c.HugePages = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -66,6 +71,11 @@ func (c *Checkpoint) Clone() (*Checkpoint, error) {
 			return nil, errors.Join(err, clone.Close())
 		}
 	}
+	if c.HugePages != nil {
+		if clone.HugePages, err = c.HugePages.Dup(); err != nil {
+			return nil, errors.Join(err, clone.Close())
+		}
+	}
 	return clone, nil
 }
 
@@ -73,8 +83,8 @@ func (c *Checkpoint) Clone() (*Checkpoint, error) {
 // layers from then on.
 func (c *Checkpoint) Configure(config *Config) {
 	config.Shape, config.State = c.Shape, c.State
-	config.Memory, config.Disks, config.WorkingSet = c.Memory, c.Disks, c.WorkingSet
-	c.Memory, c.Disks, c.WorkingSet = nil, nil, nil
+	config.Memory, config.Disks, config.WorkingSet, config.HugePages = c.Memory, c.Disks, c.WorkingSet, c.HugePages
+	c.Memory, c.Disks, c.WorkingSet, c.HugePages = nil, nil, nil, nil
 }
 
 // Checkpoint stops the machine, takes its state and freezes its memory and its
@@ -99,7 +109,7 @@ func (m *Machine) Checkpoint(tops []*os.File) (*Checkpoint, error) {
 	}
 	// The machine runs again; what is left concerns layers that no longer change.
 	// What the machine wrote first, its children will.
-	c := &Checkpoint{Shape: m.shape, Pause: frozen.pause, WorkingSet: m.workingSet}
+	c := &Checkpoint{Shape: m.shape, Pause: frozen.pause, WorkingSet: m.workingSet, HugePages: m.layers.huge}
 	if c.State, err = frozen.state.State(); err != nil {
 		return nil, fmt.Errorf("take checkpoint: %w", err)
 	}

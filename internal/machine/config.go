@@ -88,6 +88,8 @@ type Config struct {
 	Memory []*layer.Layer
 	// WorkingSet says what to map ahead, or wants to be told; may be nil.
 	WorkingSet *store.WorkingSet
+	// HugePages has some of the pages of Memory once more; may be nil.
+	HugePages *HugePages
 	// Disks holds the stack of layers of each disk of the shape, bottom first.
 	Disks [][]*layer.Layer
 	// Tops has an empty writable file for each disk that is not read-only, and
@@ -131,6 +133,10 @@ func (c *Config) Close() error {
 	if c.WorkingSet != nil {
 		errs = append(errs, c.WorkingSet.Close())
 		c.WorkingSet = nil
+	}
+	if c.HugePages != nil {
+		errs = append(errs, c.HugePages.Close())
+		c.HugePages = nil
 	}
 	if c.Network != nil {
 		errs = append(errs, c.Network.Close())

@@ -16,6 +16,8 @@ type memoryLayers struct {
 	sealed []*layer.Layer
 	origin int    // how many of them the machine came with, or was reset to
 	units  uint64 // pages of RAM
+	// huge has some of the pages of the lower layers once more; nil if there are none.
+	huge *HugePages
 	// cut holds layers that were frozen and have no header yet. Writing it is
 	// left for after the pause.
 	cut []memory.Layer
@@ -34,6 +36,9 @@ func (m *memoryLayers) mappable() []memory.Layer {
 		for j, e := range extents {
 			layers[i].Extents[j] = memory.Extent(e)
 		}
+	}
+	if m.huge != nil {
+		layers = slices.Insert(layers, m.huge.Above, m.huge.layer())
 	}
 	return layers
 }
@@ -58,7 +63,7 @@ func (m *memoryLayers) resetTo(mem *memory.Memory, c *Checkpoint) error {
 	old := m.sealed
 	m.sealed, m.origin = c.Memory, len(c.Memory)
 	c.Memory = nil
-	return errors.Join(closeLayers(old...), m.dropCut())
+	return errors.Join(closeLayers(old...), m.dropHuge(), m.dropCut())
 }
 
 // dropCut lets go of layers that were never sealed.
@@ -148,7 +153,16 @@ func mergeRun(ctx context.Context, r layer.Run) (*layer.Layer, error) {
 func (m *memoryLayers) Close() error {
 	err := closeLayers(m.sealed...)
 	m.sealed = nil
-	return errors.Join(err, m.dropCut())
+	return errors.Join(err, m.dropHuge(), m.dropCut())
+}
+
+func (m *memoryLayers) dropHuge() error {
+	if m.huge == nil {
+		return nil
+	}
+	err := m.huge.Close()
+	m.huge = nil
+	return err
 }
 
 func duplicate(layers []*layer.Layer) ([]*layer.Layer, error) {

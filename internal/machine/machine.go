@@ -104,6 +104,9 @@ func (m *Machine) build(c *Config) error {
 	m.origin = c.State
 	m.layers = memoryLayers{sealed: c.Memory, origin: len(c.Memory), units: c.Shape.MemoryBytes / memory.PageSize}
 	c.Memory = nil
+	if c.HugePages != nil && c.HugePages.fits(m.layers.origin, m.layers.units) {
+		m.layers.huge, c.HugePages = c.HugePages, nil
+	}
 	var err error
 	m.memory, err = memory.New(memory.Config{Size: c.Shape.MemoryBytes, Layers: m.layers.mappable()})
 	if err != nil {

@@ -25,7 +25,7 @@ func (m *Machine) mapAhead() {
 	}
 }
 
-// recordWorkingSet notes what the guest has written by now, if nobody has before.
+// recordWorkingSet notes what the guest has used by now, if nobody has before.
 func (m *Machine) recordWorkingSet() {
 	if m.workingSet == nil || !m.workingSet.Wanted {
 		return
@@ -34,8 +34,12 @@ func (m *Machine) recordWorkingSet() {
 	if err != nil {
 		return
 	}
+	read, err := m.memory.ReadOnly(snapshot.MaxHugePages)
+	if err != nil {
+		return
+	}
 	// The next clone will try if this one fails.
-	_ = m.workingSet.Record(m.pages(), firstPages(own))
+	_ = m.workingSet.Record(snapshot.WorkingSet{RAM: m.pages(), Written: firstPages(own), Read: read})
 }
 
 func (m *Machine) pages() uint64 { return m.shape.MemoryBytes / memory.PageSize }

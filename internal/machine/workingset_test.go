@@ -55,10 +55,13 @@ func TestWorkingSet(t *testing.T) {
 	bring(t, ctx, child, id)
 	run(t, ctx, child, "true")
 
+	clonesInHugePages(t, ctx, st, name, set)
+
 	for what, set := range map[string]snapshot.WorkingSet{
 		"of another size of RAM": {RAM: 1 << 30, Written: []snapshot.PageRange{{Start: 1 << 29, Count: 9}}},
 		"of pages never written": {RAM: second.pages(), Written: []snapshot.PageRange{{Start: second.pages() - 2048, Count: 2048}}},
 		"of nothing":             {RAM: second.pages()},
+		"of huge pages nowhere":  {RAM: second.pages(), Read: []uint64{second.pages() - 512}},
 	} {
 		hostile := restoreWith(t, ctx, st, name, set)
 		if out := run(t, ctx, hostile, "hostname"); out != "clone" {
@@ -124,7 +127,7 @@ func restoreWith(t *testing.T, ctx context.Context, st *store.Store, name string
 		t.Fatal(err)
 	}
 	checkpoint.WorkingSet = &store.WorkingSet{File: f, Snapshot: manifest.ID}
-	if err := checkpoint.WorkingSet.Record(set.RAM, set.Written); err != nil {
+	if err := checkpoint.WorkingSet.Record(set); err != nil {
 		t.Fatal(err)
 	}
 	return startClone(t, ctx, checkpoint, nil)

@@ -145,6 +145,7 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 	}
 	defer release()
 	checkpoint.WorkingSet = n.store.WorkingSet(manifest)
+	checkpoint.HugePages = n.hugePages(manifest, checkpoint)
 	course.End(phaseSnapshot)
 	return n.launch(ctx, o, plan{
 		course:     course,

@@ -185,6 +185,12 @@ func (n *Node) RemoveSnapshot(name string) error {
 	if err != nil {
 		return err
 	}
+	// Those of one that is too damaged to say its id go when others are made.
+	if m, err := n.store.Stat(name); err == nil {
+		if err := n.dropHuge(m.ID); err != nil {
+			return failure.As(failure.Internal, fmt.Errorf("remove snapshot (%s): %w", name, err))
+		}
+	}
 	if err := n.store.Remove(name); err != nil {
 		return snapshotFailure(err)
 	}

@@ -191,7 +191,7 @@ func TestCheckpointTravels(t *testing.T) {
 	if got.Memory[0].ID() != sent.Memory[0].ID() || got.Disks[0][1].ID() != sent.Disks[0][1].ID() || got.Disks[0][0].ID() != raw.ID() {
 		t.Error("layers are not those that were sent")
 	}
-	if w := got.WorkingSet; w == nil || !w.Wanted || w.Record(1, nil) != nil {
+	if w := got.WorkingSet; w == nil || !w.Wanted || w.Record(snapshot.WorkingSet{RAM: 1}) != nil {
 		t.Errorf("working set arrived as %+v", w)
 	} else if read, err := sent.WorkingSet.Read(); err != nil || read.Snapshot != sent.WorkingSet.Snapshot {
 		t.Errorf("what was recorded there is %+v here, %v", read, err)

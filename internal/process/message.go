@@ -159,9 +159,17 @@ type checkpointForm struct {
 	Memory []layerForm   `json:"memory,omitempty"`
 	Disks  [][]layerForm `json:"disks,omitempty"`
 	// WorkingSet is nil if there is none.
-	WorkingSet  *workingSetForm `json:"working_set,omitempty"`
-	Pause       time.Duration   `json:"pause_ns"`
-	Compactable bool            `json:"compactable,omitempty"`
+	WorkingSet *workingSetForm `json:"working_set,omitempty"`
+	// HugePages is nil if there are none.
+	HugePages   *hugePagesForm `json:"huge_pages,omitempty"`
+	Pause       time.Duration  `json:"pause_ns"`
+	Compactable bool           `json:"compactable,omitempty"`
+}
+
+// hugePagesForm is machine.HugePages as it travels.
+type hugePagesForm struct {
+	File  int `json:"file"`
+	Above int `json:"above"`
 }
 
 // workingSetForm is store.WorkingSet as it travels.
@@ -212,6 +220,9 @@ func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, 
 	}
 	if w := c.WorkingSet; w != nil {
 		form.WorkingSet = &workingSetForm{File: t.add(w.File), Snapshot: w.Snapshot, Wanted: w.Wanted}
+	}
+	if h := c.HugePages; h != nil {
+		form.HugePages = &hugePagesForm{File: t.add(h.File), Above: h.Above}
 	}
 	if c.State == nil {
 		return form, nil, nil
@@ -306,6 +317,7 @@ func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error
 			cp.WorkingSet = &store.WorkingSet{File: f, Snapshot: w.Snapshot, Wanted: w.Wanted}
 		}
 	}
+	cp.HugePages = c.takeHugePages(form.HugePages)
 	state := c.take(form.State)
 	if c.err != nil || state == nil {
 		return cp, c.err
@@ -317,6 +329,26 @@ func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error
 	}
 	cp.State, err = snapshot.ReadState(state, info.Size())
 	return cp, err
+}
+
+// takeHugePages opens huge pages. A file that is none is an error like a descriptor
+// that is missing.
+func (c *claims) takeHugePages(form *hugePagesForm) *machine.HugePages {
+	if form == nil {
+		return nil
+	}
+	f := c.take(form.File)
+	if f == nil {
+		return nil
+	}
+	h, err := machine.OpenHugePages(f, form.Above)
+	if err != nil {
+		f.Close()
+		if c.err == nil {
+			c.err = err
+		}
+	}
+	return h
 }
 
 // close closes what was not claimed.

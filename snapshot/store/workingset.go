@@ -123,11 +123,11 @@ func (w *WorkingSet) Dup() (*WorkingSet, error) {
 // Read reads and checks the set.
 func (w *WorkingSet) Read() (*snapshot.WorkingSet, error) { return readWorkingSet(w.File) }
 
-// Record writes the pages that a clone has written into a file that wants them;
-// ram is the size of the guest's RAM in pages. Until all is there the file is not
-// sound.
-func (w *WorkingSet) Record(ram uint64, written []snapshot.PageRange) error {
-	b, err := (&snapshot.WorkingSet{Snapshot: w.Snapshot, RAM: ram, Written: written}).Encode()
+// Record writes what a clone has used into a file that wants to know. Until all is
+// there the file is not sound.
+func (w *WorkingSet) Record(set snapshot.WorkingSet) error {
+	set.Snapshot = w.Snapshot
+	b, err := set.Encode()
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ func TestWorkingSet(t *testing.T) {
 	if other := s.WorkingSet(m); other != nil {
 		t.Fatalf("somebody else got %+v", other)
 	}
-	if err := w.Record(memoryPages, someRanges); err != nil {
+	if err := w.Record(snapshot.WorkingSet{RAM: memoryPages, Written: someRanges}); err != nil {
 		t.Fatal(err)
 	}
 	sound := s.WorkingSet(m)
@@ -103,7 +103,7 @@ func TestWorkingSetDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := wanted(t, s, m)
-		if err := w.Record(memoryPages, someRanges); err != nil {
+		if err := w.Record(snapshot.WorkingSet{RAM: memoryPages, Written: someRanges}); err != nil {
 			t.Fatal(err)
 		}
 		w.Close()
@@ -116,7 +116,7 @@ func TestWorkingSetDamaged(t *testing.T) {
 	os.Remove(path)
 	wanted(t, s, m).Close()
 	w := wanted(t, s, m)
-	if err := w.Record(memoryPages, []snapshot.PageRange{{Start: memoryPages, Count: 1}}); err == nil {
+	if err := w.Record(snapshot.WorkingSet{RAM: memoryPages, Written: []snapshot.PageRange{{Start: memoryPages, Count: 1}}}); err == nil {
 		t.Error("pages outside of RAM were recorded")
 	}
 	w.Close()

@@ -41,7 +41,7 @@ func (m *Memory) discardLocked(r pageRange) error {
 			return ignoreTooMany(err)
 		}
 		m.mapped = mapped
-		if err := m.adviseRange(r); err != nil {
+		if err := m.advisePiece(zeros); err != nil {
 			return err
 		}
 	} else if err := m.mapping.Advise(r.start*PageSize, zeros.count*PageSize, unix.MADV_DONTNEED); err != nil {

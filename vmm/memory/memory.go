@@ -116,6 +116,9 @@ func (m *Memory) construct(layers []Layer) (err error) {
 		return err
 	}
 	m.ram, m.base = m.mapping.Bytes(), m.mapping.Address()
+	if err := m.refuseHugePages(pageRange{0, m.pages}); err != nil {
+		return err
+	}
 	if m.pagemap, err = linux.OpenPagemap(); err != nil {
 		return err
 	}
@@ -137,7 +140,7 @@ func (m *Memory) construct(layers []Layer) (err error) {
 	if err := m.fill(); err != nil {
 		return err
 	}
-	return m.advise()
+	return m.keepOutOfDumps(pageRange{0, m.pages})
 }
 
 // fill gives the fresh mapping the contents that view says.
@@ -180,25 +183,26 @@ func (m *Memory) addSource(l Layer) (int, error) {
 	return len(m.sources) - 1, nil
 }
 
-// advise sets what holds for all of RAM.
-func (m *Memory) advise() error { return m.adviseRange(pageRange{0, m.pages}) }
-
-func (m *Memory) adviseRange(r pageRange) error {
-	// A huge page would be private as a whole after a write to any part of it,
-	// and 512 pages would go into the next layer instead of one.
+// refuseHugePages is for anonymous memory. A huge page would be private as a whole
+// after a write to any part of it, and 512 pages would go into the next layer instead
+// of one. Where a file is mapped the kernel takes a huge page of the file apart
+// before it makes a page private, so these may be huge, see hugepage.go.
+func (m *Memory) refuseHugePages(r pageRange) error {
 	err := m.mapping.Advise(r.start*PageSize, (r.end-r.start)*PageSize, unix.MADV_NOHUGEPAGE)
-	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: a kernel without huge pages
-		return err
+	if errors.Is(err, unix.EINVAL) { // a kernel without huge pages
+		return nil
 	}
-	return m.keepOutOfDumps(r)
+	return err
 }
 
-// advisePiece sets it for what was mapped anew, since mappings do not inherit it.
-// A written page of a private file mapping is never huge.
+// advisePiece sets what holds for RAM for what was mapped anew, since mappings do
+// not inherit it.
 func (m *Memory) advisePiece(p piece) error {
 	r := pageRange{p.start, p.end()}
 	if p.zero() {
-		return m.adviseRange(r)
+		if err := m.refuseHugePages(r); err != nil {
+			return err
+		}
 	}
 	return m.keepOutOfDumps(r)
 }

@@ -56,13 +56,14 @@ func (m *Memory) resetLocked() error {
 		}
 		var err error
 		m.view = m.origin.view
-		if rest, err = m.place(differing(m.origin.under, m.mapped)); err != nil {
+		again := differing(m.origin.under, m.mapped)
+		if rest, err = m.place(again); err != nil {
 			return err
 		}
 		m.mapped, m.copied = joined(m.mapped), nil
 		closeAll(m.sources[len(m.origin.files):])
 		m.sources = m.sources[:len(m.origin.files)]
-		if err := m.advise(); err != nil {
+		if err := m.adviseAgain(outside(again, rangesOf(rest))); err != nil {
 			return err
 		}
 		hot := m.origin.hot()
@@ -81,6 +82,18 @@ func (m *Memory) resetLocked() error {
 	}
 	m.markCopied(rest)
 	return nil
+}
+
+// adviseAgain sets what holds for RAM after many pieces were mapped anew.
+func (m *Memory) adviseAgain(pieces []piece) error {
+	for _, p := range pieces {
+		if p.zero() {
+			if err := m.refuseHugePages(pageRange{p.start, p.end()}); err != nil {
+				return err
+			}
+		}
+	}
+	return m.keepOutOfDumps(pageRange{0, m.pages})
 }
 
 // rebaseLocked makes the stack of layers the origin. What is mapped stays as it
@@ -182,7 +195,7 @@ func differing(want, have []piece) []piece {
 }
 
 // joined merges what continues each other. The kernel has done the same to the
-// mappings, once advise has made their flags equal.
+// mappings, once adviseAgain has made their flags equal.
 func joined(pieces []piece) []piece {
 	var out []piece
 	for _, p := range pieces {

@@ -18,8 +18,8 @@ import (
 )
 
 type options struct {
-	image, forkvm, work, out, only, firmware, firecracker, sshd string
-	creates, rounds, clones                                     int
+	image, forkvm, work, run, out, only, firmware, firecracker, sshd string
+	creates, rounds, clones                                          int
 }
 
 func main() {
@@ -27,6 +27,7 @@ func main() {
 	flag.StringVar(&o.image, "image", "/in/guest/disk", "`directory` of the image that guests boot from")
 	flag.StringVar(&o.forkvm, "forkvm", "/usr/local/bin/forkvm", "the `program` to measure")
 	flag.StringVar(&o.work, "work", "/var/lib/forkvm", "`directory` to work in, with a short path")
+	flag.StringVar(&o.run, "run", "/run", "`directory` for running VMs, in memory if clones are to have huge pages")
 	flag.StringVar(&o.out, "out", "", "`directory` for results.json and details.json")
 	flag.StringVar(&o.only, "only", "", "measure only what matches `regexp`, such as ^create")
 	flag.StringVar(&o.firmware, "firmware", "", "`directory` of QEMU's firmware, if it is not where QEMU was built for")
@@ -54,8 +55,13 @@ func measure(ctx context.Context, o options) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
+	run, err := os.MkdirTemp(o.run, "b")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(run)
 	scene := bench.SceneConfig{
-		Image: o.image, Dir: dir, Command: []string{o.forkvm, "vm"},
+		Image: o.image, Dir: dir, RunDir: run, Command: []string{o.forkvm, "vm"},
 		Firmware: o.firmware, Firecracker: o.firecracker, SSHD: o.sshd,
 	}
 	if o.clones > 0 {

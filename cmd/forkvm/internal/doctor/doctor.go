@@ -58,7 +58,7 @@ type Config struct {
 // like every command that uses them.
 func Run(ctx context.Context, c Config) Report {
 	r := Report{Schema: Schema, Usable: true}
-	r.add(checkKVM(ctx), checkKernel(), checkMemory(), checkDirectories(c), checkSpace(c.DataDir), checkFiles(c.DataDir))
+	r.add(checkKVM(ctx), checkKernel(), checkMemory(), checkDirectories(c), checkSpace(c.DataDir), checkFiles(c.DataDir), checkHugePages(c.RunDir))
 	return r
 }
 
@@ -225,4 +225,26 @@ func checkFiles(dir string) Check {
 	}
 	defer f.Close()
 	return c.ok("has what disks and snapshots need")
+}
+
+// checkHugePages makes one in the run directory, where clones would have them.
+func checkHugePages(dir string) Check {
+	c := Check{Name: "huge_pages"}
+	const slower = "clones map what they read in small pages, which takes them longer"
+	if !linux.InMemory(dir) {
+		return c.warning(dir+" is not in memory: "+slower, "put --run-dir on a tmpfs, such as /run")
+	}
+	f, err := linux.UnnamedFile(dir, 0o600)
+	if err == nil {
+		defer f.Close()
+		err = f.Truncate(linux.HugePageSize)
+	}
+	if err == nil {
+		err = linux.Collapse(f, 0, linux.HugePageSize)
+	}
+	if err != nil {
+		return c.warning(fmt.Sprintf("%v: %s", err, slower),
+			"use Linux 6.1 or later with transparent huge pages (/sys/kernel/mm/transparent_hugepage)")
+	}
+	return c.ok("clones share what they read in huge pages, in " + dir)
 }
