@@ -27,6 +27,7 @@ type judgement struct {
 	ctx    context.Context
 	source *Machine
 	before contents
+	depth  int // how many layers memory had then
 }
 
 // load is what the guest does all the time: computing, patterns in memory and
@@ -105,10 +106,11 @@ func (j *judgement) step(name string) {
 		stored = c.Memory[len(c.Memory)-1].Stored()
 	}
 	j.t.Logf("%s: %d pages written, %d stored, %d differ from the step before; paused for %v", name, dirty, stored, len(ram.differing(j.before)), c.Pause)
-	if stored > dirty+dirty/20 {
+	// Where the stack has not grown, the newest layer is a merger of this step's with those of others.
+	if stored > dirty+dirty/20 && len(c.Memory) > j.depth {
 		j.t.Errorf("%s: %d pages are stored of %d written", name, stored, dirty)
 	}
-	j.before = ram
+	j.before, j.depth = ram, len(c.Memory)
 	if err := c.Close(); err != nil {
 		j.t.Error(err)
 	}
@@ -188,6 +190,9 @@ func TestCaseE1Long(t *testing.T) {
 	}
 }
 
+// swapSpace in bytes is for what a step leaves in layers, too, for each of all steps.
+const swapSpace = 2 << 30
+
 // swapOn gives the machine a file to swap to.
 func swapOn(t *testing.T) {
 	t.Helper()
@@ -198,7 +203,7 @@ func swapOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, 512<<20); err != nil {
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, swapSpace); err != nil {
 		t.Fatal(err)
 	}
 	for _, command := range [][]string{{"mkswap", file}, {"swapon", file}} {
@@ -218,6 +223,7 @@ func swapHalf(t *testing.T, g *testkit.Group) {
 	t.Helper()
 	used := g.Stat("anon") + g.Stat("shmem")
 	g.Write("memory.max", strconv.FormatUint(used/2, 10))
+	t.Cleanup(func() { g.Write("memory.max", "max") }) // or swapoff has no room
 	swapped := g.Number("memory.swap.current")
 	t.Logf("%d MiB of %d MiB are swapped out", swapped>>20, used>>20)
 	if swapped < used/4 {
