@@ -185,6 +185,9 @@ func (p *Prepared) Detach(ctx context.Context) error {
 	return nil
 }
 
+// adoptTimeout is how long a process that waits has for its first word.
+const adoptTimeout = 10 * time.Second
+
 // Adopt connects to the detached process of a VM's directory. Only the first one
 // who calls it gets to start the VM.
 func Adopt(ctx context.Context, directory string, pid int, started uint64) (*Prepared, error) {
@@ -197,7 +200,15 @@ func Adopt(ctx context.Context, directory string, pid int, started uint64) (*Pre
 		c.Close()
 		return nil, failure.As(failure.VMProcessGone, err)
 	}
-	return &Prepared{process: process, launcher: c.conn}, nil
+	p := &Prepared{process: process, launcher: c.conn}
+	// A socket takes connections while its process ends: only an answer says that it is there.
+	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+	defer cancel()
+	if _, err := p.receive(ctx); err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return p, nil
 }
 
 // Start makes the process a VM and returns when its guest is ready. When it fails,

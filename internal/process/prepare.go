@@ -108,5 +108,6 @@ func (s *server) detach(ctx context.Context) error {
 		return fmt.Errorf("wait for a start: %w", errors.Join(err, ctx.Err()))
 	}
 	s.launcher = newConn(socket)
-	return nil
+	// Whoever has come knows by this that the process did not end with its launcher meanwhile.
+	return s.launcher.send(response{}, nil)
 }
