@@ -11,8 +11,6 @@ import (
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
-	"github.com/forkvm/forkvm/internal/machine"
-	"github.com/forkvm/forkvm/internal/node"
 )
 
 // replayedFiles compares the files that a replay has left in its VM with those of
@@ -35,7 +33,7 @@ func (r *replayedFiles) compare(ctx context.Context, l *replayedLine, done *jour
 	if r == nil || done == nil || done.Step == "" {
 		return nil
 	}
-	step, err := r.node.Restore(ctx, done.Step, node.Options{Attached: true, Time: machine.TimeFrozen, Recording: node.RecordNone})
+	step, err := stateOf(ctx, r.node, done.Step)
 	if failure.Is(err, failure.SnapshotNotFound) {
 		return nil // it was removed
 	}

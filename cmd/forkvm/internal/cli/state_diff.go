@@ -66,7 +66,7 @@ type processView struct {
 func (a *app) diffStates(ctx context.Context, n Node, names [2]string, texts bool) (*stateDiff, error) {
 	var sides [2]side
 	err := both(func(i int) (err error) {
-		sides[i].vm, err = n.Restore(ctx, names[i], node.Options{Attached: true, Passing: true, Time: machine.TimeFrozen, Recording: node.RecordNone})
+		sides[i].vm, err = stateOf(ctx, n, names[i])
 		return err
 	})
 	defer func() {
@@ -91,6 +91,11 @@ func (a *app) diffStates(ctx context.Context, n Node, names [2]string, texts boo
 		Gone:    sides[0].without(&sides[1]),
 	}
 	return c.diff, nil
+}
+
+// stateOf makes a VM of a snapshot to look at, of which nothing is left in the end.
+func stateOf(ctx context.Context, n Node, name string) (VM, error) {
+	return n.Restore(ctx, name, node.Options{Attached: true, Passing: true, Time: machine.TimeFrozen, Recording: node.RecordNone})
 }
 
 // both does something for two sides at once.
