@@ -166,20 +166,13 @@ func (h *host) lead(conn net.Conn, port uint32, err error) {
 
 // lineThere reports whether the client's line has come completely.
 func lineThere(conn net.Conn) (there bool) {
-	c, ok := conn.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := c.SyscallConn()
+	raw, err := rawConn(conn)
 	if err != nil {
 		return false
 	}
 	var line [maxConnectLine]byte
 	_ = raw.Control(func(fd uintptr) {
-		n, _ := retry(func() (int, error) {
-			n, _, err := unix.Recvfrom(int(fd), line[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-			return n, err
-		})
+		n, _ := peekNow(fd, line[:])
 		there = bytes.IndexByte(line[:n], '\n') >= 0
 	})
 	return there
@@ -210,19 +203,12 @@ func readConnect(conn net.Conn) (uint32, error) {
 
 // peek waits for bytes of the connection and leaves them in it.
 func peek(conn net.Conn, p []byte) (n int, err error) {
-	c, ok := conn.(syscall.Conn)
-	if !ok {
-		return 0, ErrNoDescriptor
-	}
-	raw, err := c.SyscallConn()
+	raw, err := rawConn(conn)
 	if err != nil {
 		return 0, err
 	}
 	failed := raw.Read(func(fd uintptr) bool {
-		n, err = retry(func() (int, error) {
-			n, _, err := unix.Recvfrom(int(fd), p, unix.MSG_PEEK)
-			return n, err
-		})
+		n, err = peekNow(fd, p)
 		return err != unix.EAGAIN
 	})
 	switch {
@@ -232,6 +218,22 @@ func peek(conn net.Conn, p []byte) (n int, err error) {
 		err = io.EOF
 	}
 	return n, err
+}
+
+// peekNow is peek for what is there; EAGAIN if that is nothing.
+func peekNow(fd uintptr, p []byte) (int, error) {
+	return retry(func() (int, error) {
+		n, _, err := unix.Recvfrom(int(fd), p, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return n, err
+	})
+}
+
+func rawConn(conn net.Conn) (syscall.RawConn, error) {
+	c, ok := conn.(syscall.Conn)
+	if !ok {
+		return nil, ErrNoDescriptor
+	}
+	return c.SyscallConn()
 }
 
 // parseConnect takes "CONNECT <port>".

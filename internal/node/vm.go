@@ -128,20 +128,27 @@ func (n *Node) Find(ref string) (*VM, error) {
 
 // open returns the VM's process, linux.ErrProcessGone if it is not there any
 // more. A process of an earlier boot of the host is gone whatever its number.
-func (vm *VM) open() (*linux.Process, error) {
+func (vm *VM) open() (*linux.Process, error) { return openProcess(vm.HostBoot, vm.PID, vm.Started) }
+
+// openProcess opens a process of a boot of the host.
+func openProcess(hostBoot string, pid int, started uint64) (*linux.Process, error) {
 	boot, err := linux.BootID()
 	if err != nil {
 		return nil, err
 	}
-	if boot != vm.HostBoot {
+	if boot != hostBoot {
 		return nil, linux.ErrProcessGone
 	}
-	return linux.OpenProcess(vm.PID, vm.Started)
+	return linux.OpenProcess(pid, started)
 }
 
 // alive reports whether the VM process is there.
 func (vm *VM) alive() bool {
-	p, err := vm.open()
+	return isThere(vm.open())
+}
+
+// isThere reports whether a process was opened, and closes it.
+func isThere(p *linux.Process, err error) bool {
 	if err != nil {
 		return false
 	}
@@ -158,8 +165,7 @@ func (vm *VM) forsaken() bool {
 	if vm.Owner == nil || vm.alive() {
 		return false
 	}
-	owner := &VM{Record: Record{PID: vm.Owner.PID, Started: vm.Owner.Started, HostBoot: vm.HostBoot}}
-	return !owner.alive()
+	return !isThere(openProcess(vm.HostBoot, vm.Owner.PID, vm.Owner.Started))
 }
 
 // tidy removes the sockets of a VM whose process is gone, so that nobody waits
@@ -296,10 +302,16 @@ func (vm *VM) end(ctx context.Context, p *linux.Process) error {
 			return nil
 		}
 	}
-	if err := p.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, linux.ErrProcessGone) {
-		return failure.As(failure.Internal, fmt.Errorf("kill vm (%s): %w", vm.Name, err))
+	return vm.signal(ctx, p)
+}
+
+// signal ends the VM's process without a word to it.
+func (vm *VM) signal(ctx context.Context, p *linux.Process) error {
+	err := p.Signal(syscall.SIGKILL)
+	if err == nil || errors.Is(err, linux.ErrProcessGone) {
+		err = p.Wait(ctx)
 	}
-	if err := p.Wait(ctx); err != nil {
+	if err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("kill vm (%s): %w", vm.Name, err))
 	}
 	return nil
@@ -371,14 +383,15 @@ func (vm *VM) discard(ctx context.Context) error {
 		defer vm.started.Release()
 	}
 	p, err := vm.open()
-	if err == nil {
-		defer p.Close()
-		if err = p.Signal(syscall.SIGKILL); err == nil {
-			err = p.Wait(ctx)
-		}
+	if errors.Is(err, linux.ErrProcessGone) {
+		return vm.erase()
 	}
-	if err != nil && !errors.Is(err, linux.ErrProcessGone) {
+	if err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("kill vm (%s): %w", vm.Name, err))
+	}
+	defer p.Close()
+	if err := vm.signal(ctx, p); err != nil {
+		return err
 	}
 	return vm.erase()
 }

@@ -157,12 +157,10 @@ func (n *Net) newInbound(c *net.UDPConn, from netip.AddrPort, port uint16, all *
 		return nil
 	}
 	s := &session{inbound: true, guest: guest, server: &sender{UDPConn: c, to: from}}
-	n.udp.shrink(n.rules.Load().Limits().Sessions - 1)
 	all.mu.Lock()
 	all.by[from] = s
 	all.mu.Unlock()
-	n.udp.add(s)
-	n.udp.used(s)
+	n.udp.add(s, n.rules.Load().Limits().Sessions)
 	n.expire(s)
 	if !n.start(func() {
 		n.outward(s)
@@ -180,7 +178,7 @@ func (n *Net) newInbound(c *net.UDPConn, from netip.AddrPort, port uint16, all *
 
 // expire ends a session in which no datagram passes either way.
 func (n *Net) expire(s *session) {
-	idle := time.Since(time.Unix(0, s.last.Load()))
+	idle := s.idle()
 	if idle >= n.config.SessionIdle || n.life.Err() != nil {
 		s.end()
 		return

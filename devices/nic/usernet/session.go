@@ -36,11 +36,13 @@ type sessions struct {
 
 func (s *sessions) init() { s.order, s.place = list.New(), map[*session]*list.Element{} }
 
-// add takes a session in.
-func (s *sessions) add(one *session) {
+// add takes a session in, as the latest of no more than the limit.
+func (s *sessions) add(one *session, limit int) {
+	s.shrink(limit - 1)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.place[one] = s.order.PushBack(one)
+	s.mu.Unlock()
+	s.used(one)
 }
 
 // shrink ends those that were idle longest until there are no more than the limit.
@@ -113,14 +115,15 @@ func (n *Net) datagram(request *udp.ForwarderRequest) bool {
 		return true
 	}
 	s := &session{target: t, guest: gonet.NewUDPConn(&queue, end), server: server}
-	n.udp.shrink(n.rules.Load().Limits().Sessions - 1)
-	n.udp.add(s)
-	n.udp.used(s)
+	n.udp.add(s, n.rules.Load().Limits().Sessions)
 	if !n.start(func() { n.outward(s) }) || !n.start(func() { n.inward(s) }) {
 		s.end()
 	}
 	return true
 }
+
+// idle is how long no datagram has passed.
+func (s *session) idle() time.Duration { return time.Since(time.Unix(0, s.last.Load())) }
 
 // end closes both sides, for which the two goroutines wait.
 func (s *session) end() {
@@ -153,7 +156,7 @@ func (n *Net) inward(s *session) {
 	defer s.end()
 	buffer := make([]byte, maxDatagram)
 	for {
-		idle := time.Since(time.Unix(0, s.last.Load()))
+		idle := s.idle()
 		if idle >= n.config.SessionIdle {
 			return
 		}
