@@ -34,6 +34,15 @@ func InMemory(dir string) bool {
 	return err == nil && st.Type == unix.TMPFS_MAGIC
 }
 
+// FreeBytes is how much room the file system of a directory has for its users.
+func FreeBytes(dir string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := ignoringEINTR(func() error { return unix.Statfs(dir, &st) }); err != nil {
+		return 0, err
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
+
 // LinkFile gives an unnamed file the name path, which must not exist (EEXIST)
 // and must be in the same file system (EXDEV).
 func LinkFile(f *os.File, path string) error {

@@ -155,14 +155,11 @@ func (n *Node) makeRoomForHuge(size int64) error {
 			return err
 		}
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(n.hugeDir(), &st); err != nil {
-		return err
+	free, err := linux.FreeBytes(n.hugeDir())
+	if err == nil && free < minFree*uint64(size) {
+		err = unix.ENOSPC
 	}
-	if int64(st.Bavail)*st.Bsize < minFree*size {
-		return unix.ENOSPC
-	}
-	return nil
+	return err
 }
 
 // dropHuge removes the huge pages of a snapshot, if there are any.

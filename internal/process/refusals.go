@@ -16,8 +16,8 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 )
 
-// RefusalsFile holds what the guest was refused and nobody had asked for when the VM ended.
-const RefusalsFile = "refusals.json"
+// refusalsFile holds what the guest was refused and nobody had asked for when the VM ended.
+const refusalsFile = "refusals.json"
 
 // unreported tells what was refused since it was asked last.
 type unreported struct {
@@ -65,7 +65,7 @@ func (s *server) leaveRefusals() error {
 		return nil
 	}
 	if err == nil {
-		err = s.directory.write(RefusalsFile, r)
+		err = s.directory.write(refusalsFile, r)
 	}
 	return err
 }
@@ -82,7 +82,7 @@ func (c *Client) Refusals(ctx context.Context) (r journal.Refused, err error) {
 
 // TakeRefusals returns what a VM that has ended has left of its refusals, once.
 func TakeRefusals(directory string) (r journal.Refused, err error) {
-	path := filepath.Join(directory, RefusalsFile)
+	path := filepath.Join(directory, refusalsFile)
 	err = readFile(path, &r)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil

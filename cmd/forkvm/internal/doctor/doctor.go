@@ -203,11 +203,10 @@ func checkDirectories(c Config) Check {
 
 func checkSpace(dir string) Check {
 	c := Check{Name: "disk_space"}
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
+	free, err := linux.FreeBytes(dir)
+	if err != nil {
 		return c.warning(fmt.Sprintf("look at %s: %v", dir, err), "")
 	}
-	free := st.Bavail * uint64(st.Bsize)
 	detail := fmt.Sprintf("%d MiB free in %s", free>>20, dir)
 	if free < littleSpace {
 		return c.warning(detail, "free some space, or put --data-dir on another file system: images, snapshots and what guests write are there")
