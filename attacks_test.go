@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/forkvm/forkvm"
 	"github.com/forkvm/forkvm/guest/task"
 	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/testkit"
@@ -109,18 +108,8 @@ func TestCaseH1(t *testing.T) {
 func table() string {
 	var b strings.Builder
 	b.WriteString("| the policy, as root, leaves | `fork` | `transplant` | `both` |\n| --- | --- | --- | --- |\n")
-	cell := func(s string) string {
-		outcome, rest, _ := strings.Cut(s, " ")
-		switch {
-		case s == one:
-			return "**1: not stopped**"
-		case outcome == string(forkvm.Scored):
-			return rest
-		}
-		return "`" + outcome + "`"
-	}
 	for _, a := range attacks {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", a.name, cell(a.fork), cell(a.transplant), cell(a.both))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", a.name, testkit.OutcomeCell(a.fork), testkit.OutcomeCell(a.transplant), testkit.OutcomeCell(a.both))
 	}
 	return b.String()
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/forkvm/forkvm/internal/judge"
+	"github.com/forkvm/forkvm/internal/testkit"
 )
 
 // near is a verifier as many are: pytest in the work tree, with the project's own settings, in one process with the code that
@@ -141,22 +142,12 @@ func TestRealTaskAttacks(t *testing.T) {
 func pythonTable() string {
 	var b strings.Builder
 	b.WriteString("| the policy, as root, leaves | the verifier | `fork` | `transplant` | `both` |\n| --- | --- | --- | --- | --- |\n")
-	cell := func(s string) string {
-		outcome, rest, _ := strings.Cut(s, " ")
-		switch {
-		case s == attackOne:
-			return "**1: not stopped**"
-		case outcome == string(judge.Scored):
-			return rest
-		}
-		return "`" + outcome + "`"
-	}
 	for _, a := range pythonAttacks {
 		verifier := "apart"
 		if a.near {
 			verifier = "near"
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", a.name, verifier, cell(a.fork), cell(a.transplant), cell(a.both))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", a.name, verifier, testkit.OutcomeCell(a.fork), testkit.OutcomeCell(a.transplant), testkit.OutcomeCell(a.both))
 	}
 	return b.String()
 }
