@@ -23,7 +23,7 @@ func Example() {
 	vm, err := forkvm.Boot(ctx, img, forkvm.Config{Network: network.User(network.Config{
 		Policy: forkvm.NetworkPolicy{
 			Mode:  "allowlist",
-			Allow: []string{"deb.debian.org:80", "*.debian.org:443"},
+			Allow: []string{"packages.example.org:80", "*.example.net:443"},
 		},
 		Resolvers: []netip.AddrPort{netip.MustParseAddrPort("9.9.9.9:53")},
 	})})

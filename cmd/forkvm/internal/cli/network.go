@@ -119,7 +119,7 @@ func (a *app) networkSetVerb() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set [flags] VM no-network|allowlist|public",
 		Short: "Change what a VM may reach, while it runs",
-		Example: "  forkvm network set vm-1 allowlist --allow deb.debian.org:80 --allow '*.example.org:443'\n" +
+		Example: "  forkvm network set vm-1 allowlist --allow packages.example.org:80 --allow '*.example.net:443'\n" +
 			"  forkvm network set vm-1 no-network",
 		Args: needs("VM", "no-network|allowlist|public"),
 	}
@@ -199,17 +199,18 @@ func policyWords(p *policy.Policy) []string {
 }
 
 func limitWords(l policy.Limits) (words []string) {
-	for name, count := range map[string]int{"connections": l.Connections, "sessions": l.Sessions} {
-		if count != 0 {
-			words = append(words, fmt.Sprintf("limit %s=%d", name, count))
-		}
+	if l.Bytes != 0 {
+		words = append(words, fmt.Sprintf("limit bytes=%s", output.Size(int64(l.Bytes))))
 	}
-	for name, size := range map[string]uint64{"rate": l.Rate, "bytes": l.Bytes} {
-		if size != 0 {
-			words = append(words, fmt.Sprintf("limit %s=%s", name, output.Size(int64(size))))
-		}
+	if l.Connections != 0 {
+		words = append(words, fmt.Sprintf("limit connections=%d", l.Connections))
 	}
-	slices.Sort(words)
+	if l.Rate != 0 {
+		words = append(words, fmt.Sprintf("limit rate=%s", output.Size(int64(l.Rate))))
+	}
+	if l.Sessions != 0 {
+		words = append(words, fmt.Sprintf("limit sessions=%d", l.Sessions))
+	}
 	return words
 }
 
