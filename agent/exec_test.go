@@ -319,3 +319,33 @@ func TestOperationIDs(t *testing.T) {
 		}
 	}
 }
+
+// A command whose input cannot be read, or is cut by its context, does not take
+// what there was for everything, and does not wait for the rest.
+func TestExecInputIsCut(t *testing.T) {
+	g := start(t, agent.Config{})
+	for name, tt := range map[string]struct {
+		end  func(cancel func()) io.Reader
+		want error
+	}{
+		"reader fails": {func(func()) io.Reader { return broken{} }, io.ErrClosedPipe},
+		"context ends": {func(cancel func()) io.Reader { return endsAfter{cancel} }, context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			_, err := g.Exec(ctx, client.Command{Args: []string{"sh", "-c", "cat && touch complete"}, Dir: g.dir,
+				Stdin: io.MultiReader(strings.NewReader("half"), tt.end(cancel))})
+			if !errors.Is(err, tt.want) {
+				t.Errorf("error %v, want %v", err, tt.want)
+			}
+		})
+	}
+	eventually(t, "no command", func() bool {
+		info, err := g.Ping(context.Background())
+		return err == nil && info.Operations == 0
+	})
+	if _, err := os.Stat(filepath.Join(g.dir, "complete")); err == nil {
+		t.Error("a command took half of its input for everything")
+	}
+}

@@ -111,6 +111,14 @@ func TestPutIsCut(t *testing.T) {
 			t.Errorf("error %v, want the context's", err)
 		}
 	})
+	t.Run("context ends before the reader does", func(t *testing.T) {
+		for range 50 {
+			ctx, cancel := context.WithCancel(context.Background())
+			if _, err := g.Put(ctx, client.File{Path: path}, io.MultiReader(strings.NewReader("half"), endsAfter{cancel})); !errors.Is(err, context.Canceled) {
+				t.Errorf("error %v, want the context's", err)
+			}
+		}
+	})
 	t.Run("connection ends", func(t *testing.T) {
 		var conn net.Conn
 		c := client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
@@ -139,6 +147,14 @@ func TestPutIsCut(t *testing.T) {
 type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// endsAfter ends when it has called its function.
+type endsAfter struct{ first func() }
+
+func (e endsAfter) Read([]byte) (int, error) {
+	e.first()
+	return 0, io.EOF
+}
 
 func TestGetWriterFails(t *testing.T) {
 	g := start(t, agent.Config{})

@@ -146,7 +146,7 @@ func (c *Client) relay(ctx context.Context, conn HalfConn, network, address stri
 	var both sync.WaitGroup
 	var readErr error
 	both.Go(func() {
-		if readErr = send(k.wire, conn, window); readErr != nil {
+		if readErr = k.send(conn, window); readErr != nil {
 			k.conn.Close() // the guest's side breaks, too
 		}
 	})

@@ -132,6 +132,7 @@ type Process struct {
 	outputs sync.WaitGroup
 	mu      sync.Mutex
 	failed  error // first error of a Writer
+	unread  error // error of Stdin, for which the call was given up
 }
 
 // Start sends a command to the guest and returns without waiting for it. Wait
@@ -258,7 +259,7 @@ func (p *Process) begin(stdin io.Reader, writers map[uint16]io.Writer, result an
 		return window.Add(n)
 	}
 	if stdin != nil {
-		go send(k.wire, k.observed(proto.Stdin, stdin), window)
+		go p.feed(stdin, window)
 	}
 	go func() {
 		defer close(p.done)
@@ -290,6 +291,11 @@ func (p *Process) wait(result any) error {
 	}
 	p.call.end()
 	if p.err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.unread != nil {
+			p.err = fmt.Errorf("read input of command: %w", p.unread)
+		}
 		return p.call.conclude(nil, p.err)
 	}
 	p.counted.Do(func() { p.result.lose(p.started.StdoutFrom, p.started.StderrFrom) })
@@ -360,9 +366,22 @@ func (p *Process) deliver(stream uint16, q *proto.Queue, w io.Writer) {
 	}
 }
 
+// feed copies stdin to the command. A command whose input cannot be read is given
+// up: it would wait, or take what there was for everything.
+func (p *Process) feed(stdin io.Reader, window *proto.Window) {
+	if err := p.call.send(p.call.observed(proto.Stdin, stdin), window); err != nil {
+		p.mu.Lock()
+		p.unread = err
+		p.mu.Unlock()
+		p.call.conn.Close()
+	}
+}
+
 // send copies r to the Stdin stream as credit allows. It reads no further than
-// it may send, and stops when the agent takes no more.
-func send(wire *proto.Conn, r io.Reader, window *proto.Window) error {
+// it may send, and stops when the agent takes no more. Once the context is done
+// the end of r is no end of the stream: whoever cancels may close r next, and what
+// came until then is not everything.
+func (k *call) send(r io.Reader, window *proto.Window) error {
 	buf := make([]byte, proto.HeaderSize+inputChunk)
 	for {
 		room := window.Wait(inputChunk)
@@ -372,16 +391,19 @@ func send(wire *proto.Conn, r io.Reader, window *proto.Window) error {
 		n, err := r.Read(buf[proto.HeaderSize : proto.HeaderSize+room])
 		if n > 0 {
 			window.Use(n)
-			if err := wire.WriteData(proto.Stdin, 0, buf[:proto.HeaderSize+n]); err != nil {
+			if err := k.wire.WriteData(proto.Stdin, 0, buf[:proto.HeaderSize+n]); err != nil {
 				return nil // the reader of the connection says why
 			}
 		}
-		if err == io.EOF {
-			wire.WriteData(proto.Stdin, proto.FlagEnd, buf[:proto.HeaderSize])
-			return nil
-		}
-		if err != nil {
+		switch {
+		case err == nil:
+		case err != io.EOF:
 			return err
+		case k.ctx.Err() != nil || overdue(k.ctx):
+			return nil // the connection is about to be closed
+		default:
+			k.wire.WriteData(proto.Stdin, proto.FlagEnd, buf[:proto.HeaderSize])
+			return nil
 		}
 	}
 }

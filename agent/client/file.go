@@ -80,7 +80,7 @@ func (c *Client) upload(ctx context.Context, op string, params any, path string,
 	k.onCredit = func(_ uint16, n int, f proto.Flags) error { return window.Add(n) }
 	sent := make(chan error, 1)
 	go func() {
-		err := send(k.wire, k.observed(proto.Stdin, r), window)
+		err := k.send(k.observed(proto.Stdin, r), window)
 		sent <- err
 		if err != nil {
 			k.conn.Close() // the agent takes that for an unfinished transfer
