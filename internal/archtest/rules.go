@@ -55,7 +55,7 @@ var rules = []rule{
 		"formats outlive the code around them"},
 	{"snapshot/layer", []string{"snapshot", "internal/linux"}, []string{sys},
 		"layers are files, whatever is in them"},
-	{"snapshot/archive", []string{"snapshot", "snapshot/layer", "snapshot/store"}, []string{sys, "github.com/klauspost/compress"},
+	{"snapshot/archive", []string{"snapshot", "snapshot/layer", "snapshot/store", "internal/linux"}, []string{sys, "github.com/klauspost/compress"},
 		"what travels and what is kept compressed; a store works without it"},
 	{"snapshot/store", []string{"snapshot", "snapshot/layer", "internal/linux"}, []string{sys},
 		"the store moves files and knows no machine"},
@@ -83,7 +83,7 @@ var rules = []rule{
 		"the one place that names every concrete device"},
 	{"internal/linux", nil, []string{sys},
 		"system calls that several packages need, without policy"},
-	{"internal/journal", []string{"agent/proto", "devices/nic/policy"}, []string{sys},
+	{"internal/journal", []string{"agent/proto", "devices/nic/policy", "internal/linux"}, []string{sys},
 		"records outlive the code around them, and whoever reads them needs no machine"},
 	{"internal/failure", []string{"kvm/...", "vmm", "snapshot/...", "guest/..."}, []string{sys},
 		"turns errors of all packages into codes for users"},
@@ -105,7 +105,7 @@ var rules = []rule{
 		"thin mains"},
 
 	// Development.
-	{"internal/lab/...", []string{"internal/lab/...", "internal/testkit", "guest/..."}, []string{sys},
+	{"internal/lab/...", []string{"internal/lab/...", "internal/linux", "internal/testkit", "guest/..."}, []string{sys},
 		"the lab must work when the machine does not"},
 	{"internal/testkit/...", []string{"internal/testkit/..."}, []string{sys},
 		"all tests import it, so it imports nothing"},

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 const (
@@ -160,14 +162,8 @@ func (j *Journal) Finish() error {
 
 // lock waits for the journal's lock. Its holders write one line and let go.
 func lock(f *os.File, how int) (unlock func(), err error) {
-	for {
-		err = unix.Flock(int(f.Fd()), how)
-		if err != unix.EINTR {
-			break
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("lock: %w", err)
+	if err := linux.Flock(f, how); err != nil {
+		return nil, err
 	}
 	return func() { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }, nil
 }

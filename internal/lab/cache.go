@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // Limits of what a cache keeps: entries unused for keepFor go, and beyond keepBytes the least recently used. What was
@@ -94,7 +96,7 @@ func lockFile(path string) (unlock func(), err error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := flock(file, unix.LOCK_EX); err != nil {
+		if err := linux.Flock(file, unix.LOCK_EX); err != nil {
 			file.Close()
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
@@ -103,14 +105,6 @@ func lockFile(path string) (unlock func(), err error) {
 			return func() { os.Remove(path); file.Close() }, nil
 		}
 		file.Close()
-	}
-}
-
-func flock(file *os.File, how int) error {
-	for {
-		if err := unix.Flock(int(file.Fd()), how); err != unix.EINTR {
-			return err
-		}
 	}
 }
 

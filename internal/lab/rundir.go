@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // runDir holds one machine's own files. It is locked while its owner lives, so that whoever comes next recognises what a
@@ -34,7 +36,7 @@ func newRunDir(c cache) (*runDir, error) {
 	}
 	lock, err := os.Open(fresh)
 	if err == nil {
-		err = flock(lock, unix.LOCK_EX)
+		err = linux.Flock(lock, unix.LOCK_EX)
 	}
 	path := filepath.Join(base, runPrefix+strings.TrimPrefix(filepath.Base(fresh), "new-"))
 	if err == nil {
@@ -62,7 +64,7 @@ func removeStaleRunDirs(base string) {
 		if err != nil {
 			continue
 		}
-		if flock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
+		if linux.Flock(lock, unix.LOCK_EX|unix.LOCK_NB) == nil {
 			_ = os.RemoveAll(path)
 		}
 		lock.Close()

@@ -99,6 +99,15 @@ func NextData(f *os.File, offset int64) (start, end int64, err error) {
 	return start, end, nil
 }
 
+// Flock takes or gives back a lock on an open file, see flock(2). A signal does not
+// end the wait for it.
+func Flock(f *os.File, how int) error {
+	if err := ignoringEINTR(func() error { return unix.Flock(int(f.Fd()), how) }); err != nil {
+		return fmt.Errorf("lock (%s): %w", f.Name(), err)
+	}
+	return nil
+}
+
 // SyncData writes a file's data, and what metadata is needed to read it, to
 // stable storage.
 func SyncData(f *os.File) error {

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/snapshot"
 )
 
@@ -104,14 +104,9 @@ func (d *Directory) lock(how int) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), how)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, os.NewSyscallError("flock", err)
-		}
+	if err := linux.Flock(f, how); err != nil {
+		f.Close()
+		return nil, err
 	}
+	return func() { f.Close() }, nil
 }
