@@ -32,8 +32,8 @@ type Target struct {
 	Port     uint16 // 0 for ICMP
 	// Names are those for which the guest's resolver has answered with the address, in lower case.
 	Names []string
-	// Host says that the address is one of the host's own.
-	Host bool
+	// Host says whether an address is one of the host's own; nil: none is.
+	Host func(netip.Addr) bool
 }
 
 // Verdict is what a policy says of a target.
@@ -52,8 +52,7 @@ func (r *Rules) Decide(t Target) Verdict {
 	if !t.Address.IsValid() || t.Address.IsUnspecified() || t.Address.IsMulticast() || t.Address == netip.AddrFrom4([4]byte{255, 255, 255, 255}) || t.Address.Zone() != "" {
 		return refused(ReasonNobody)
 	}
-	// What an address of IPv6 wraps is where packets go in the end.
-	if inner, ok := embedded(t.Address); ok {
+	for _, inner := range wrapped(t.Address) {
 		within := t
 		within.Address, within.Names = inner, nil
 		if v := r.Decide(within); !v.Allowed && v.Reason != ReasonNotAllowed {
@@ -180,7 +179,7 @@ func specials() (ranges []netip.Prefix) {
 
 // specialRange returns the special range that a target is in. One of the host's own addresses is a range by itself.
 func (r *Rules) specialRange(t Target) netip.Prefix {
-	if t.Host {
+	if t.Host != nil && t.Host(t.Address) {
 		return netip.PrefixFrom(t.Address, t.Address.BitLen())
 	}
 	for _, p := range r.special {
@@ -189,23 +188,4 @@ func (r *Rules) specialRange(t Target) netip.Prefix {
 		}
 	}
 	return netip.Prefix{}
-}
-
-// embedded returns the address of IPv4 that one of IPv6 stands for: translated (RFC 6052), 6to4 (RFC 3056), compatible
-// (RFC 4291).
-func embedded(a netip.Addr) (netip.Addr, bool) {
-	if !a.Is6() {
-		return a, false
-	}
-	b := a.As16()
-	four := func(at int) (netip.Addr, bool) { return netip.AddrFrom4([4]byte(b[at : at+4])), true }
-	switch {
-	case b[0] == 0 && b[1] == 0x64 && b[2] == 0xff && b[3] == 0x9b && [8]byte(b[4:12]) == [8]byte{}:
-		return four(12)
-	case b[0] == 0x20 && b[1] == 0x02:
-		return four(2)
-	case [12]byte(b[:12]) == [12]byte{} && a != netip.IPv6Loopback():
-		return four(12)
-	}
-	return a, false
 }

@@ -155,7 +155,8 @@ func TestCaseD6Decide(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			v := compile(t, tt.p).Decide(Target{
-				Protocol: tt.proto, Address: netip.MustParseAddr(tt.addr), Port: tt.port, Names: strings.Fields(tt.names), Host: tt.host,
+				Protocol: tt.proto, Address: netip.MustParseAddr(tt.addr), Port: tt.port, Names: strings.Fields(tt.names),
+				Host: func(a netip.Addr) bool { return tt.host && a == netip.MustParseAddr(tt.addr) },
 			})
 			if v.Allowed != (tt.want == "") || v.Reason != tt.want || v.ByName != tt.byName {
 				t.Errorf("got %+v, want reason %q, by name %v", v, tt.want, tt.byName)

@@ -1,12 +1,13 @@
 package usernet
 
 import (
-	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // Addresses on the link. They are the same for every guest, since none sees another's.
@@ -42,7 +43,7 @@ var gatewayMAC = nic.MAC{0x52, 0x55, 0x0a, 0x00, 0x02, 0x02}
 type hostAddresses struct {
 	mu   sync.Mutex
 	seen time.Time
-	all  map[netip.Addr]bool
+	all  []netip.Addr
 }
 
 const hostAddressesAge = 5 * time.Second
@@ -52,17 +53,11 @@ func (h *hostAddresses) has(a netip.Addr) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if time.Since(h.seen) > hostAddressesAge {
-		if list, err := net.InterfaceAddrs(); err == nil {
-			h.all = make(map[netip.Addr]bool, len(list))
-			for _, one := range list {
-				if p, err := netip.ParsePrefix(one.String()); err == nil {
-					h.all[p.Addr().Unmap()] = true
-				}
-			}
-			h.seen = time.Now()
+		if list, err := linux.HostAddresses(); err == nil {
+			h.all, h.seen = list, time.Now()
 		}
 	}
-	return h.all[a.Unmap().WithZone("")]
+	return slices.Contains(h.all, a.Unmap().WithZone(""))
 }
 
 // Addressing is what the guest is to be told.

@@ -205,7 +205,7 @@ func (n *Net) SetPolicy(r *policy.Rules) {
 // decide asks the policy, with what is known of the address, and notes a refusal.
 func (n *Net) decide(t *policy.Target) policy.Verdict {
 	t.Names = n.pins.names(t.Address)
-	t.Host = n.host.has(t.Address)
+	t.Host = n.host.has
 	var v policy.Verdict
 	if onLink(t.Address) {
 		v = policy.Verdict{Reason: policy.ReasonSpecial} // the gateway serves nothing but names
