@@ -148,31 +148,20 @@ func (t *transplanter) file(ctx context.Context, from, to string, exclude []stri
 	return t.clear(ctx, to, exclude)
 }
 
-// clear removes from the clean machine what an artifact replaces. Of a directory it
-// removes what is in it, but for what is excluded.
-func (t *transplanter) clear(ctx context.Context, to string, exclude []string) error {
+// clear takes from the clean machine what an artifact stands for; of a directory in which
+// something may be spared, what is in it and is not.
+func (t *transplanter) clear(ctx context.Context, to string, spare []string) error {
 	info, err := t.to.Stat(ctx, to)
 	switch {
 	case answered(err) == proto.CodeFileNotFound, answered(err) == proto.CodeNotADirectory:
 		return nil
 	case err != nil:
 		return err
-	case info.Kind != client.KindDirectory:
-		return t.to.Remove(ctx, to, false)
+	case info.Kind != client.KindDirectory || len(spare) == 0:
+		return t.to.Remove(ctx, to, true)
 	}
-	entries, err := t.to.List(ctx, to)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if excluded(e.Path, exclude) {
-			continue
-		}
-		if err := t.to.Remove(ctx, path.Join(to, e.Path), true); err != nil {
-			return err
-		}
-	}
-	return nil
+	_, err = t.to.PlaceTree(ctx, client.Placement{Dir: to, Replace: true, Spare: spare}, strings.NewReader(""))
+	return err
 }
 
 // packFile makes a tar stream of one file.

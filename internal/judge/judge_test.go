@@ -552,6 +552,24 @@ func TestAgreement(t *testing.T) {
 	}
 }
 
+// Whoever waits for verdicts has all of them before the machines are gone.
+func TestRepeatTellsOfVerdictsThatAreDecided(t *testing.T) {
+	told := make(chan []*Verdict, 1)
+	heard := make(chan struct{})
+	verdicts, err := Repeat(t.Context(), 3, func(all []*Verdict) {
+		told <- all
+		close(heard)
+	}, func(_ context.Context, decided func(*Verdict)) (*Verdict, error) {
+		v := &Verdict{Outcome: Scored}
+		decided(v)
+		<-heard
+		return v, nil
+	})
+	if all := <-told; err != nil || !slices.Equal(all, verdicts) {
+		t.Errorf("told of %v, returned %v, %v", all, verdicts, err)
+	}
+}
+
 // fakeSubject is a rollout to try a task in.
 type fakeSubject struct {
 	*fakeMachine

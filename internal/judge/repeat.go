@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // Agreement says how far several verdicts on the same rollout agree.
@@ -47,16 +48,25 @@ func Agree(verdicts []*Verdict) Agreement {
 const parallel = 8
 
 // Repeat calls judge so many times, several at once. It returns all verdicts, or the
-// error of the first call that has none.
-func Repeat(ctx context.Context, count int, judge func(context.Context) (*Verdict, error)) ([]*Verdict, error) {
-	verdicts, errs := make([]*Verdict, count), make([]error, count)
+// error of the first call that has none. Where each call tells of its verdict before it
+// returns, as Request.Decided does, decided hears of all of them as soon as there are so
+// many; it may be nil.
+func Repeat(ctx context.Context, count int, decided func([]*Verdict), judge func(ctx context.Context, decided func(*Verdict)) (*Verdict, error)) ([]*Verdict, error) {
+	verdicts, early, errs := make([]*Verdict, count), make([]*Verdict, count), make([]error, count)
 	turns := make(chan struct{}, parallel)
+	var undecided atomic.Int64
+	undecided.Store(int64(count))
 	var all sync.WaitGroup
 	for i := range count {
 		all.Go(func() {
 			turns <- struct{}{}
 			defer func() { <-turns }()
-			verdicts[i], errs[i] = judge(ctx)
+			verdicts[i], errs[i] = judge(ctx, func(v *Verdict) {
+				early[i] = v
+				if undecided.Add(-1) == 0 && decided != nil {
+					decided(early)
+				}
+			})
 		})
 	}
 	all.Wait()

@@ -177,10 +177,12 @@ func TestTransplant(t *testing.T) {
 	to := &fakeGuest{errs: map[string]error{}, files: map[string]fakeFile{
 		"/work": {kind: client.KindDirectory}, "/work/old": {client.KindFile, "o", 0o644, 0},
 		"/tree": {kind: client.KindDirectory}, "/tree/.git": {kind: client.KindDirectory}, "/tree/.git/config": {client.KindFile, "good", 0o644, 0}, "/tree/gone": {client.KindFile, "g", 0o644, 0},
-		"/removed": {client.KindFile, "r", 0o644, 0},
+		"/removed": {client.KindFile, "r", 0o644, 0}, "/emptied": {kind: client.KindDirectory}, "/emptied/e": {client.KindFile, "e", 0o644, 0},
+		"/kept": {kind: client.KindDirectory}, "/kept/k": {client.KindFile, "k", 0o644, 0}, "/kept/c.pyc": {client.KindFile, "c", 0o644, 0},
 	}}
 	v := Verifier{Judging: task.Judging{WorkTree: "/tree", Artifacts: []task.Artifact{
 		{Source: "/work"}, {Source: "/o*t/*.txt"}, {Source: "/one", Destination: "/two/one"}, {Source: "/removed"}, {Source: "/no*"},
+		{Source: "/emptied"}, {Source: "/kept", Exclude: []string{"*.pyc"}},
 	}}}
 	tr := &transplanter{from: from, to: to, limits: wide()}
 	if err := tr.transplant(t.Context(), &v); err != nil {
@@ -188,16 +190,19 @@ func TestTransplant(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/work/new": "n", "/out/a.txt": "a", "/two/one": "1", "/tree/x": "x", "/tree/.git/config": "good",
-		"/work/old": "", "/work/dev": "", "/out/a.log": "", "/out/l.txt": "", "/secret": "", "/tree/gone": "", "/removed": "",
+		"/work/old": "", "/work/dev": "", "/out/a.log": "", "/out/l.txt": "", "/secret": "", "/tree/gone": "", "/removed": "", "/kept/k": "", "/kept/c.pyc": "c",
 	} {
 		if got := to.files[path].content; got != want {
 			t.Errorf("%s is %q, not %q", path, got, want)
 		}
 	}
+	if _, there := to.files["/emptied"]; there {
+		t.Error("a directory that the rollout has removed is there")
+	}
 	if f := to.files["/two/one"]; f.mode != 0o755 || f.uid != 7 {
 		t.Errorf("file is %+v", f)
 	}
-	if d := tr.done; strings.Join(d.Missing, " ") != "/removed /no*" || d.LeftOut != 2 {
+	if d := tr.done; strings.Join(d.Missing, " ") != "/removed /no* /emptied /kept" || d.LeftOut != 2 {
 		t.Errorf("got %+v", d)
 	}
 }

@@ -77,7 +77,7 @@ func Try(ctx context.Context, start func(context.Context) (Subject, error), r Re
 		trials *Trials
 		solve  func(context.Context, Guest) error
 	}{{&t.Empty, nil}, {&t.Solution, s.run}} {
-		verdicts, err := Repeat(ctx, count, func(ctx context.Context) (*Verdict, error) {
+		verdicts, err := Repeat(ctx, count, nil, func(ctx context.Context, _ func(*Verdict)) (*Verdict, error) {
 			return tryOnce(ctx, start, r, kind.solve)
 		})
 		if err != nil {

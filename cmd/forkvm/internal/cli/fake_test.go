@@ -769,12 +769,15 @@ func (vm *fakeVM) Get(_ context.Context, path string, w io.Writer) (client.File,
 func (vm *fakeVM) Judge(_ context.Context, r node.Judging) (*judge.Verdict, error) {
 	vm.mu.Lock()
 	defer vm.mu.Unlock()
+	decided := r.Decided
+	r.Decided = nil
 	vm.judged = append(vm.judged, r)
 	if len(vm.verdicts) == 0 {
 		return nil, failure.New(failure.VMNotRunning, "vm %s is not running", vm.record.Name)
 	}
 	v := vm.verdicts[0]
 	vm.verdicts = append(vm.verdicts[1:], v)
+	decided(v)
 	return v, nil
 }
 

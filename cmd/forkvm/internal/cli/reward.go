@@ -180,13 +180,18 @@ func (a *app) rewardVerb() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		verdicts, err := judge.Repeat(ctx, repeat, func(ctx context.Context) (*judge.Verdict, error) {
+		// Who reads the verdicts need not wait until the machines in which was judged are gone.
+		var shown error
+		show := func(all []*judge.Verdict) { shown = a.showVerdicts(all, repeat > 1) }
+		_, err = judge.Repeat(ctx, repeat, show, func(ctx context.Context, decided func(*judge.Verdict)) (*judge.Verdict, error) {
+			r := r
+			r.Decided = decided
 			return vm.Judge(ctx, node.Judging{Request: r, Snapshot: snapshot})
 		})
 		if err != nil {
 			return err
 		}
-		return a.showVerdicts(verdicts, repeat > 1)
+		return shown
 	})
 	return a.withOutput(cmd)
 }
