@@ -46,7 +46,7 @@ func TestWaitFor(t *testing.T) {
 // What is missing is said when the time is up, and only that.
 func TestWaitForReports(t *testing.T) {
 	g := start(t, agent.Config{})
-	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // the first command has to end
 	defer cancel()
 	err := g.WaitFor(ctx, conditions(t, "file:/etc/passwd", "file:/no/such/file", "port:1", "port:/no/such.sock", "command:echo still starting >&2; exit 3", "command:sleep 300", "unit:no-such-unit.service")...)
 	var missing *client.NotReadyError

@@ -156,16 +156,17 @@ func TestHooks(t *testing.T) {
 // A hook that fails is a renewal that fails: the clone does not get its generation.
 func TestHooksFailClosed(t *testing.T) {
 	for name, tt := range map[string]struct {
-		script string
-		want   string
+		script  string
+		timeout time.Duration
+		want    string
 	}{
-		"exit code":      {"echo trying; echo no lease >&2; exit 3", "exit code 3: no lease"},
-		"too long":       {"sleep 300", "still running after 300ms"},
-		"no such loader": {"exit 0", "interpreter"},
+		"exit code":      {"echo trying; echo no lease >&2; exit 3", time.Minute, "exit code 3: no lease"},
+		"too long":       {"sleep 300", 300 * time.Millisecond, "still running after 300ms"},
+		"no such loader": {"exit 0", time.Minute, "interpreter"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			g := start(t, agent.Config{Identity: &fakeIdentity{}, HooksDir: dir, HooksTimeout: 300 * time.Millisecond})
+			g := start(t, agent.Config{Identity: &fakeIdentity{}, HooksDir: dir, HooksTimeout: tt.timeout})
 			hook(t, dir, "10-fails", tt.script, 0o755)
 			hook(t, dir, "20-never", "touch "+g.dir+"/ran", 0o755)
 			if name == "no such loader" {

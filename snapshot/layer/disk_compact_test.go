@@ -75,6 +75,7 @@ func TestCompact(t *testing.T) {
 		}
 	}
 	expectDisk(t, d, flat)
+	d.gone.Wait()
 	if n := openFiles(t) - before; n > 3*MergeWidth+len(kept) {
 		t.Errorf("%d descriptors more than before", n)
 	}
