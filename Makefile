@@ -16,7 +16,7 @@ GUEST := .cache/lab/guest
 FUZZTIME ?= 5s
 PKG ?= ./...
 
-.PHONY: help build quickstart test test-host test-lab test-long test-task soak test-guest lab lab-tool bench bench-clones bench-compare bench-micro bench-go fuzz lint generate fmt deps clean
+.PHONY: help build quickstart test test-host test-lab test-long test-task soak test-guest lab lab-tool bench bench-clones bench-compare bench-micro bench-go fuzz lint bpf generate fmt deps clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ lint: ## gofmt, go vet, staticcheck
 
 fmt: ## format the sources
 	gofmt -w $$(git ls-files --cached --others --exclude-standard '*.go')
+
+bpf: ## compile the programs for the kernel anew (Debian: clang llvm libbpf-dev)
+	go run ./internal/egress/cmd/compile internal/egress egress
 
 generate: ## make generated sources anew
 	go generate ./...

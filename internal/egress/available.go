@@ -1,0 +1,82 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
+)
+
+// UnavailableError says that the kernel cannot be had for this here, and what would have to be otherwise.
+type UnavailableError struct {
+	Cause error
+	Fix   string
+}
+
+func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("the kernel cannot enforce a network policy here: %v: %s", e.Cause, e.Fix)
+}
+
+func (e *UnavailableError) Unwrap() error { return e.Cause }
+
+func unavailable(cause error, fix string) error { return &UnavailableError{Cause: cause, Fix: fix} }
+
+// noPreallocation is BPF_F_NO_PREALLOC, which a trie has to have.
+const noPreallocation = unix.BPF_F_NO_PREALLOC
+
+var (
+	errPrivilege = errors.New("this process is not root's, or lacks CAP_SYS_ADMIN (or CAP_BPF and CAP_NET_ADMIN) or CAP_SYS_CHROOT")
+	errNoPins    = errors.New("no file system of type bpf is at " + pinRoot)
+)
+
+// Available says what is missing that can be known without trying: an *UnavailableError.
+func Available() error {
+	_, err := parent()
+	return err
+}
+
+// parent is the control group below which groups are made.
+func parent() (string, error) {
+	if err := privileged(); err != nil {
+		return "", err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(pinRoot, &st); err != nil || st.Type != unix.BPF_FS_MAGIC {
+		return "", unavailable(errNoPins, "mount -t bpf bpf "+pinRoot)
+	}
+	own, err := linux.ControlGroup()
+	if err != nil {
+		return "", unavailable(err, "mount version 2 of control groups at /sys/fs/cgroup")
+	}
+	return own, nil
+}
+
+func privileged() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	has := func(capability uint) bool { return sets[capability/32].Effective&(1<<(capability%32)) != 0 }
+	loads := has(unix.CAP_SYS_ADMIN) || has(unix.CAP_BPF) && has(unix.CAP_NET_ADMIN)
+	if os.Geteuid() != 0 || !loads || !has(unix.CAP_SYS_CHROOT) {
+		return unavailable(errPrivilege, "run as root")
+	}
+	return nil
+}
+
+// explain tells errors of a kernel that cannot from others: one that is too old, or keeps eBPF from this process, as
+// containers and locked-down kernels do.
+func explain(err error) error {
+	switch {
+	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.ENOSYS):
+		return unavailable(err, "Linux 5.14 or later is needed, with CONFIG_CGROUP_BPF")
+	case errors.Is(err, unix.EPERM):
+		return unavailable(err, "run outside of a container or sandbox that forbids eBPF")
+	}
+	return err
+}

@@ -1,0 +1,114 @@
+package egress
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+)
+
+// key is struct key of egress.c: how many bits count, the kind, and what is looked up.
+type key [4 + 1 + 16]byte
+
+// Kinds of keys.
+const (
+	kindAddress = 0
+	kindPorts   = 1
+)
+
+// Flags of a region beside its class.
+const (
+	flagClosed = 1 << 31
+	flagLocal  = 1 << 30
+	flagTCP    = 1 << 29 // all ports of it
+	flagUDP    = 1 << 28
+	flagEcho   = 1 << 27
+)
+
+// trie is the contents of a policy's map.
+type trie struct {
+	keys   []key
+	values []uint32
+}
+
+// newTrie writes regions down as the programs look them up.
+func newTrie(regions []policy.Region) *trie {
+	var t trie
+	classes := [][]policy.Ports{nil} // class 0 offers nothing
+	for i := range regions {
+		r := &regions[i]
+		value, some := split(r.Ports)
+		class := slices.IndexFunc(classes, func(ports []policy.Ports) bool { return slices.Equal(ports, some) })
+		if class < 0 {
+			class = len(classes)
+			classes = append(classes, some)
+			t.addPorts(uint32(class), some)
+		}
+		value |= uint32(class)
+		if r.Closed {
+			value |= flagClosed
+		}
+		if r.Local {
+			value |= flagLocal
+		}
+		t.add(addressKey(r.Prefix), value)
+	}
+	return &t
+}
+
+// split returns the flags for all of a protocol, and the ports of which only some are offered.
+func split(list []policy.Ports) (flags uint32, some []policy.Ports) {
+	for _, p := range list {
+		switch p {
+		case policy.Ports{Protocol: policy.TCP, First: 0, Last: 65535}:
+			flags |= flagTCP
+		case policy.Ports{Protocol: policy.UDP, First: 0, Last: 65535}:
+			flags |= flagUDP
+		case policy.Ports{Protocol: policy.ICMP}:
+			flags |= flagEcho
+		default:
+			some = append(some, p)
+		}
+	}
+	return flags, some
+}
+
+func (t *trie) add(k key, value uint32) {
+	t.keys, t.values = append(t.keys, k), append(t.values, value)
+}
+
+// newKey returns a key of which so many bits of the data count.
+func newKey(kind byte, data []byte, count int) (k key) {
+	binary.NativeEndian.PutUint32(k[:4], uint32(8+count))
+	k[4] = kind
+	copy(k[5:], data)
+	return k
+}
+
+// addressKey is a prefix as one of IPv6.
+func addressKey(p netip.Prefix) key {
+	address, count := p.Addr().As16(), p.Bits()
+	if p.Addr().Is4() {
+		count += 96
+	}
+	return newKey(kindAddress, address[:], count)
+}
+
+// numbers are the protocols' of IP.
+var numbers = map[policy.Protocol]byte{policy.TCP: 6, policy.UDP: 17}
+
+// addPorts adds what a class offers, in blocks of port numbers that begin with the same bits.
+func (t *trie) addPorts(class uint32, list []policy.Ports) {
+	for _, p := range list {
+		for first, end := uint32(p.First), uint32(p.Last)+1; first < end; {
+			size := min(bits.TrailingZeros32(first), bits.Len32(end-first)-1, 16)
+			data := binary.BigEndian.AppendUint32(nil, class)
+			data = append(data, numbers[p.Protocol])
+			data = binary.BigEndian.AppendUint16(data, uint16(first))
+			t.add(newKey(kindPorts, data, 32+8+16-size), 1)
+			first += 1 << size
+		}
+	}
+}
