@@ -12,37 +12,61 @@ import (
 // each time: a survey of each is enough for all who judge. The zero value is ready for
 // use, by any number of goroutines.
 type Baselines struct {
+	// Dir, if set, is a directory in which they are kept for other processes, too. It is
+	// made when there is something to keep. Whoever can write there decides what passes
+	// for untouched.
+	Dir string
+
 	mu    sync.Mutex
 	known map[baseline]client.Survey
 	order []baseline // the oldest first
 }
 
 // baseline says of what a survey is.
-type baseline struct {
-	snapshot string // its id
-	look     [sha256.Size]byte
-}
+type baseline [sha256.Size]byte
 
-// maxBaselines bounds what is remembered: some ten kilobytes each.
-const maxBaselines = 256
+const (
+	// maxBaselines bounds what is remembered, and what is kept: some ten kilobytes each.
+	maxBaselines = 256
+	// baselineVersion is of what a survey has, and of the form in which it is kept.
+	baselineVersion = 1
+)
 
-// of names the survey of a snapshot; false if it is not one to remember.
+// of names the survey of a snapshot, which has this id; false if it is not one to
+// remember.
 func (b *Baselines) of(snapshot string, l client.Look) (baseline, bool) {
 	if b == nil || snapshot == "" {
 		return baseline{}, false
 	}
-	text, err := json.Marshal(l)
-	return baseline{snapshot, sha256.Sum256(text)}, err == nil
+	text, err := json.Marshal(struct {
+		Version  int
+		Snapshot string
+		Look     client.Look
+	}{baselineVersion, snapshot, l})
+	return sha256.Sum256(text), err == nil
 }
 
-func (b *Baselines) find(key baseline) (client.Survey, bool) {
+func (b *Baselines) find(key baseline) (s client.Survey, found bool) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
-	s, ok := b.known[key]
-	return s, ok
+	s, found = b.known[key]
+	b.mu.Unlock()
+	if !found && b.Dir != "" {
+		if s, found = baselineFiles(b.Dir).find(key); found {
+			b.remember(key, s)
+		}
+	}
+	return s, found
 }
 
 func (b *Baselines) keep(key baseline, s client.Survey) {
+	b.remember(key, s)
+	if b.Dir != "" {
+		// Without it the next process looks for itself.
+		_ = baselineFiles(b.Dir).keep(key, s)
+	}
+}
+
+func (b *Baselines) remember(key baseline, s client.Survey) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, have := b.known[key]; have {

@@ -131,6 +131,18 @@ func (f *fakeMachines) make(isFork bool) (Machine, error) {
 func (f *fakeMachines) Fork(context.Context) (Machine, error)  { return f.make(true) }
 func (f *fakeMachines) Clean(context.Context) (Machine, error) { return f.make(false) }
 
+// surveys counts the requests for one.
+func (f *fakeMachines) surveys() (n int) {
+	for _, machine := range f.made {
+		for _, call := range machine.guest.calls {
+			if call == "survey" {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // leftOpen are machines that nobody has closed.
 func (f *fakeMachines) leftOpen() (open []string) {
 	for _, m := range f.made {

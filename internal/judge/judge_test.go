@@ -3,6 +3,7 @@ package judge
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -379,16 +380,6 @@ func TestBaselines(t *testing.T) {
 	var b Baselines
 	r := request(t, task.Both)
 	r.Baselines, r.Rollout.SnapshotID = &b, "5a"
-	surveys := func(m *fakeMachines) (n int) {
-		for _, machine := range m.made {
-			for _, call := range machine.guest.calls {
-				if call == "survey" {
-					n++
-				}
-			}
-		}
-		return n
-	}
 	m := working()
 	m.prepare = func(m *fakeMachine, _ bool, attempt int) {
 		if attempt == 0 {
@@ -401,8 +392,54 @@ func TestBaselines(t *testing.T) {
 		}
 		v := judgeIt(t, m, r)
 		check(t, "rollout", v.Outcome, v.Reward, Scored, number(1))
-		if got := surveys(m); got != want {
+		if got := m.surveys(); got != want {
 			t.Errorf("%d surveys after %d verdicts, want %d", got, i+1, want)
+		}
+	}
+}
+
+// Processes that share a directory look at a snapshot once, unless what is kept there is
+// broken.
+func TestBaselinesOfSeveralProcesses(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "baselines")
+	m := working()
+	for i, want := range []int{1, 1, 2} {
+		r := request(t, task.Both)
+		r.Baselines, r.Rollout.SnapshotID = &Baselines{Dir: dir}, "5a"
+		v := judgeIt(t, m, r)
+		check(t, "rollout", v.Outcome, v.Reward, Scored, number(1))
+		if got := m.surveys(); got != want {
+			t.Errorf("%d surveys after %d verdicts, want %d", got, i+1, want)
+		}
+		files, err := os.ReadDir(dir)
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%v in the directory, %v", files, err)
+		}
+		if i == 1 {
+			if err := os.Truncate(filepath.Join(dir, files[0].Name()), 10); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// What is kept is bounded: the oldest go.
+func TestBaselineFilesAreBounded(t *testing.T) {
+	d := baselineFiles(t.TempDir())
+	for i := range maxBaselines + 3 {
+		key := baseline{byte(i), byte(i >> 8)}
+		if err := d.keep(key, client.Survey{Sum: fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+		made := time.Unix(int64(i), 0)
+		if err := os.Chtimes(d.path(key), made, made); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, want := range map[int]bool{0: false, 2: false, 3: true, maxBaselines + 2: true} {
+		s, found := d.find(baseline{byte(i), byte(i >> 8)})
+		if found != want || found && s.Sum != fmt.Sprint(i) {
+			t.Errorf("survey %d: %v, %q", i, found, s.Sum)
 		}
 	}
 }
