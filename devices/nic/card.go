@@ -203,22 +203,18 @@ func (c *card) deliver(frame Frame) (done bool, err error) {
 
 // describe makes the header of a frame, unless it leaves undone what the guest has not agreed to.
 func (c *card) describe(f Frame) (h header, ok bool) {
+	h, ok = f.header(), true
 	if f.NeedsChecksum {
-		h.flags, h.checksumStart, h.checksumOffset = headerNeedsChecksum, f.ChecksumStart, f.ChecksumOffset
 		ok = c.toGuest.Checksum
-	} else {
-		ok = true
-		if c.toGuest.Checksum {
-			h.flags = headerDataValid
-		}
+	} else if c.toGuest.Checksum {
+		h.flags = headerDataValid
 	}
 	switch f.Segmentation {
 	case TCPv4:
-		h.segmentation, ok = segmentTCPv4, ok && c.toGuest.TCP4
+		ok = ok && c.toGuest.TCP4
 	case TCPv6:
-		h.segmentation, ok = segmentTCPv6, ok && c.toGuest.TCP6
+		ok = ok && c.toGuest.TCP6
 	}
-	h.segmentSize, h.headerLength = f.SegmentSize, f.HeaderLength
 	return h, ok
 }
 

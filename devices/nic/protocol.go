@@ -80,3 +80,18 @@ func (h *header) encode(b []byte) {
 	le.PutUint16(b[8:], h.checksumOffset)
 	le.PutUint16(b[10:], h.buffers)
 }
+
+// header says what is to be done to a frame.
+func (f *Frame) header() (h header) {
+	if f.NeedsChecksum {
+		h.flags, h.checksumStart, h.checksumOffset = headerNeedsChecksum, f.ChecksumStart, f.ChecksumOffset
+	}
+	switch f.Segmentation {
+	case TCPv4:
+		h.segmentation = segmentTCPv4
+	case TCPv6:
+		h.segmentation = segmentTCPv6
+	}
+	h.segmentSize, h.headerLength = f.SegmentSize, f.HeaderLength
+	return h
+}

@@ -25,9 +25,6 @@ func (e *UnavailableError) Unwrap() error { return e.Cause }
 
 func unavailable(cause error, fix string) error { return &UnavailableError{Cause: cause, Fix: fix} }
 
-// noPreallocation is BPF_F_NO_PREALLOC, which a trie has to have.
-const noPreallocation = unix.BPF_F_NO_PREALLOC
-
 var (
 	errPrivilege = errors.New("this process is not root's, or lacks CAP_SYS_ADMIN (or CAP_BPF and CAP_NET_ADMIN) or CAP_SYS_CHROOT")
 	errNoPins    = errors.New("no file system of type bpf is at " + pinRoot)

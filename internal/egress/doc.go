@@ -6,7 +6,7 @@
 //
 // The programs (egress.c, compiled by "make bpf" to egress.o) are loaded once on a host and pinned, for every group to be
 // attached to. They find a group's policy in the map policies, by the group's identifier: a trie in which addresses lead to
-// classes and classes to ports (see trie.go). To set a policy is to make a trie and to put it in the old one's place, so that
+// classes and classes to ports (package trie). To set a policy is to make a trie and to put it in the old one's place, so that
 // each packet meets one or the other. Only who may use the pins, which are root's, can do that.
 //
 // A group whose policy is not there sends nothing. What it answers from its published ports (door.go) is apart from its policy, and does

@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/egress/trie"
 )
 
 // door is struct door of egress.c.
@@ -25,7 +26,7 @@ const maxPeers = 4096
 
 // newDoor is where a published port listens.
 func newDoor(p policy.Port) door {
-	d := door{Port: p.Host.Port(), Protocol: numbers[p.Protocol]}
+	d := door{Port: p.Host.Port(), Protocol: trie.Numbers[p.Protocol]}
 	if a := p.Host.Addr(); !a.IsUnspecified() {
 		d.Address = a.As16()
 	}

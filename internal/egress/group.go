@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/egress/trie"
 	"github.com/forkvm/forkvm/internal/linux"
 )
 
@@ -128,17 +129,11 @@ func number(path string) (uint64, error) {
 
 // set makes a group's policy and puts it where the programs look.
 func set(policies *ebpf.Map, id uint64, regions []policy.Region, how ebpf.MapUpdateFlags) error {
-	t := newTrie(regions)
-	m, err := ebpf.NewMap(&ebpf.MapSpec{
-		Type: ebpf.LPMTrie, KeySize: uint32(len(key{})), ValueSize: 4, MaxEntries: uint32(len(t.keys)), Flags: noPreallocation,
-	})
+	m, err := trie.New(regions)
 	if err != nil {
-		return fmt.Errorf("create policy: %w", err)
+		return err
 	}
 	defer m.Close()
-	if _, err := m.BatchUpdate(t.keys, t.values, nil); err != nil {
-		return fmt.Errorf("fill policy of %d lines: %w", len(t.keys), err)
-	}
 	if err := policies.Update(id, m, how); err != nil {
 		return fmt.Errorf("set policy: %w", err)
 	}

@@ -3,4 +3,4 @@
 package egress
 
 // sourceHash is that of egress.c.
-const sourceHash = "549e247e611b30ef138fe84ce43633d038cb4dbd14a72e2ad6f5f8145a807e71"
+const sourceHash = "3c99f5e64d232a0cf4f2ba9c281c7c48fba660590973f096723f3f4955151657"

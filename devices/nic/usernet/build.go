@@ -6,26 +6,15 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
-)
 
-// probe is a segment that an open connection of the guest answers with what it expects: a SYN (RFC 5961, section 4.2).
-func (n *Net) probe(f flow) []byte {
-	segment := header.TCP(make([]byte, header.TCPMinimumSize))
-	segment.Encode(&header.TCPFields{
-		SrcPort: f.Remote.Port(), DstPort: f.Guest.Port(),
-		DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 1024,
-	})
-	from, to := f.Remote.Addr(), f.Guest.Addr()
-	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, address(from), address(to), uint16(len(segment)))
-	segment.SetChecksum(^segment.CalculateChecksum(sum))
-	return n.packet(header.TCPProtocolNumber, from, to, segment)
-}
+	"github.com/forkvm/forkvm/devices/nic"
+)
 
 // packet makes a frame for the guest of what an IP packet carries.
 func (n *Net) packet(protocol tcpip.TransportProtocolNumber, from, to netip.Addr, payload []byte) []byte {
 	const ethernet = header.EthernetMinimumSize
 	fields := header.EthernetFields{
-		SrcAddr: tcpip.LinkAddress(gatewayMAC[:]), DstAddr: tcpip.LinkAddress(n.config.Guest[:]), Type: networkProtocol(to),
+		SrcAddr: tcpip.LinkAddress(nic.GatewayMAC[:]), DstAddr: tcpip.LinkAddress(n.config.Guest[:]), Type: networkProtocol(to),
 	}
 	size := header.IPv6MinimumSize
 	if to.Is4() {
@@ -76,13 +65,13 @@ func (n *Net) prohibited(guest netip.Addr, packet []byte) []byte {
 		p.SetCode(header.ICMPv4AdminProhibited)
 		p = append(p, quoted...)
 		p.SetChecksum(^checksum.Checksum(p, 0))
-		return n.packet(header.ICMPv4ProtocolNumber, Gateway4, guest, p)
+		return n.packet(header.ICMPv4ProtocolNumber, nic.Gateway4, guest, p)
 	}
 	quoted := packet[:min(len(packet), 512)]
 	p := header.ICMPv6(make([]byte, 8, 8+len(quoted)))
 	p.SetType(header.ICMPv6DstUnreachable)
 	p.SetCode(header.ICMPv6Prohibited)
-	return n.icmp6(Gateway6, guest, append(p, quoted...))
+	return n.icmp6(nic.Gateway6, guest, append(p, quoted...))
 }
 
 func (n *Net) icmp6(from, to netip.Addr, p header.ICMPv6) []byte {

@@ -86,7 +86,7 @@ func readDHCP(m []byte, card nic.MAC) (q dhcpQuery, ok bool) {
 // dhcpAnswer says what a client gets: the guest's address, whatever it was before.
 func (n *Net) dhcpAnswer(m []byte) []byte {
 	q, ok := readDHCP(m, n.config.Guest)
-	if !ok || q.server.IsValid() && q.server != Gateway4 {
+	if !ok || q.server.IsValid() && q.server != nic.Gateway4 {
 		return nil
 	}
 	var message byte
@@ -95,7 +95,7 @@ func (n *Net) dhcpAnswer(m []byte) []byte {
 		message = dhcpOffer
 	case dhcpRequest:
 		message = dhcpAck
-		if q.wants != Guest4 {
+		if q.wants != nic.Guest4 {
 			message = dhcpNak
 		}
 	case dhcpInform:
@@ -111,15 +111,15 @@ func (n *Net) dhcpAnswer(m []byte) []byte {
 	clear(a[bootCard+6 : bootCookie]) // names of servers and files
 	option := func(kind byte, value ...byte) { a = append(append(a, kind, byte(len(value))), value...) }
 	option(optionMessage, message)
-	option(optionServer, Gateway4.AsSlice()...)
+	option(optionServer, nic.Gateway4.AsSlice()...)
 	if message != dhcpNak {
 		if q.message != dhcpInform {
-			copy(a[bootYours:], Guest4.AsSlice())
+			copy(a[bootYours:], nic.Guest4.AsSlice())
 			option(optionLease, binary.BigEndian.AppendUint32(nil, dhcpLease)...)
 		}
 		option(optionMask, 255, 255, 255, 0)
-		option(optionRouter, Gateway4.AsSlice()...)
-		option(optionResolver, Resolver4.AsSlice()...)
+		option(optionRouter, nic.Gateway4.AsSlice()...)
+		option(optionResolver, nic.Resolver4.AsSlice()...)
 		option(optionMTU, binary.BigEndian.AppendUint16(nil, uint16(n.config.MTU))...)
 	}
 	a = append(a, optionEnd)
@@ -136,9 +136,9 @@ func (n *Net) dhcp(message []byte) {
 	u := header.UDP(make([]byte, header.UDPMinimumSize, header.UDPMinimumSize+len(answer)))
 	u.Encode(&header.UDPFields{SrcPort: dhcpServerPort, DstPort: dhcpClientPort, Length: uint16(header.UDPMinimumSize + len(answer))})
 	u = append(u, answer...)
-	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, address(Gateway4), address(to), uint16(len(u)))
+	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, address(nic.Gateway4), address(to), uint16(len(u)))
 	u.SetChecksum(^header.UDP(u).CalculateChecksum(sum))
-	n.link.enqueue(outbound{frame: n.packet(header.UDPProtocolNumber, Gateway4, to, u)})
+	n.link.enqueue(outbound{frame: n.packet(header.UDPProtocolNumber, nic.Gateway4, to, u)})
 }
 
 // isDHCP says whether a packet is a client's message to whatever server there is: whole, and from the address that it has or
@@ -146,5 +146,5 @@ func (n *Net) dhcp(message []byte) {
 func isDHCP(from, to netip.Addr, protocol byte, fragment bool, payload []byte) bool {
 	return protocol == protocolUDP && !fragment && len(payload) >= header.UDPMinimumSize &&
 		binary.BigEndian.Uint16(payload) == dhcpClientPort && binary.BigEndian.Uint16(payload[2:]) == dhcpServerPort &&
-		(from.IsUnspecified() || from == Guest4) && (to == Gateway4 || to == netip.AddrFrom4([4]byte{255, 255, 255, 255}))
+		(from.IsUnspecified() || from == nic.Guest4) && (to == nic.Gateway4 || to == netip.AddrFrom4([4]byte{255, 255, 255, 255}))
 }

@@ -27,7 +27,7 @@ func TestDHCP(t *testing.T) {
 	defer n.Close()
 	wants := func(last byte) []byte { return []byte{optionRequested, 4, 10, 0, 2, last} }
 	has := bootMessage(dhcpRequest)
-	copy(has[bootClient:], Guest4.AsSlice())
+	copy(has[bootClient:], nic.Guest4.AsSlice())
 	for _, c := range []struct {
 		name   string
 		ask    []byte
@@ -62,7 +62,7 @@ func TestDHCP(t *testing.T) {
 		if c.answer == 0 || m[0] != bootReply || string(m[4:8]) != "id.." || m[bootOptions+2] != c.answer || len(m) < bootMinimum {
 			t.Errorf("%s: the answer is %x", c.name, m)
 		}
-		if yours := netip.AddrFrom4([4]byte(m[bootYours:])); c.answer == dhcpOffer && yours != Guest4 {
+		if yours := netip.AddrFrom4([4]byte(m[bootYours:])); c.answer == dhcpOffer && yours != nic.Guest4 {
 			t.Errorf("%s: the address is %v", c.name, yours)
 		}
 		if mtu := []byte{optionMTU, 2, 1400 >> 8, 1400 & 255}; bytes.Contains(m, mtu) != (c.answer != dhcpNak) {

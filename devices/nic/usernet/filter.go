@@ -88,7 +88,7 @@ func (f *filter) classify(frame []byte) verdict {
 	}
 	to := nic.MAC(frame[0:6])
 	group := to[0]&1 != 0
-	if !group && to != gatewayMAC {
+	if !group && to != nic.GatewayMAC {
 		return verdict{class: ClassStation}
 	}
 	packet := frame[ethernetSize:]
@@ -114,9 +114,9 @@ func (f *filter) arp(p []byte) verdict {
 	// Ethernet and IPv4, with the lengths of their addresses.
 	case [6]byte(p[:6]) != [6]byte{0, 1, 8, 0, 6, 4} || nic.MAC(p[8:14]) != f.guest:
 		v.class = ClassForged
-	case sender != Guest4 && !sender.IsUnspecified():
+	case sender != nic.Guest4 && !sender.IsUnspecified():
 		v.class = ClassForged
-	case binary.BigEndian.Uint16(p[6:]) != 1 || target != Gateway4 && target != Resolver4:
+	case binary.BigEndian.Uint16(p[6:]) != 1 || target != nic.Gateway4 && target != nic.Resolver4:
 		v.class = ClassQuiet // it says where it is, or looks whether it is alone
 	}
 	return v
@@ -140,12 +140,12 @@ func ipv4Class(p []byte, group bool) verdict {
 		v.class = ClassAddress
 	case group || to.IsMulticast():
 		v.class = ClassQuiet
-	case from != Guest4:
+	case from != nic.Guest4:
 		v.class = ClassSource
 	case size > ipv4Size:
 		v.class = ClassOptions
 	default:
-		v.classify(p[9], protocolICMP, 8, p[ipv4Size:total], fragment, to, Gateway4, Resolver4)
+		v.classify(p[9], protocolICMP, 8, p[ipv4Size:total], fragment, to, nic.Gateway4, nic.Resolver4)
 	}
 	return v
 }
@@ -163,13 +163,13 @@ func ipv6Class(p []byte, group bool) verdict {
 	v := verdict{guest: from, to: to, packet: p[:total]}
 	next, payload := p[6], p[ipv6Size:total]
 	v.carries(next, payload, true)
-	own := from == Guest6 || from.IsLinkLocalUnicast() || from.IsUnspecified()
+	own := from == nic.Guest6 || from.IsLinkLocalUnicast() || from.IsUnspecified()
 	switch {
 	case next == protocolICMP6 && len(payload) > 0 && payload[0] >= 133 && payload[0] <= 137:
 		v.class = neighbourClass(payload, own)
 	case group || to.IsMulticast():
 		v.class = ClassQuiet
-	case from != Guest6:
+	case from != nic.Guest6:
 		v.class = ClassSource
 	default:
 		fragment := next == protocolFragment
@@ -181,7 +181,7 @@ func ipv6Class(p []byte, group bool) verdict {
 			next = payload[0]
 			v.protocol = next
 		}
-		v.classify(next, protocolICMP6, 128, payload, fragment, to, Gateway6, Resolver6)
+		v.classify(next, protocolICMP6, 128, payload, fragment, to, nic.Gateway6, nic.Resolver6)
 		if v.class == ClassRefused && extension(next) {
 			v.class = ClassOptions
 		}
@@ -202,7 +202,7 @@ func neighbourClass(p []byte, own bool) Class {
 		return ClassShort
 	}
 	target := netip.AddrFrom16([16]byte(p[8:24]))
-	ours := target == Gateway6 || target == Resolver6
+	ours := target == nic.Gateway6 || target == nic.Resolver6
 	switch {
 	case p[0] == 136 && ours:
 		return ClassForged

@@ -12,7 +12,7 @@ import (
 
 // frame makes an Ethernet frame from the guest to the gateway.
 func frame(kind uint16, packet []byte) []byte {
-	f := append([]byte(nil), gatewayMAC[:]...)
+	f := append([]byte(nil), nic.GatewayMAC[:]...)
 	f = append(f, guestMAC[:]...)
 	return append(binary.BigEndian.AppendUint16(f, kind), packet...)
 }
@@ -146,10 +146,10 @@ func FuzzSend(f *testing.F) {
 			return
 		}
 		if addressed {
-			data = change(data, 0, append(gatewayMAC[:], guestMAC[:]...)...)
+			data = change(data, 0, append(nic.GatewayMAC[:], guestMAC[:]...)...)
 		}
 		v := n.filter.classify(data)
-		if v.class == ClassPacket && v.guest != Guest4 && v.guest != Guest6 {
+		if v.class == ClassPacket && v.guest != nic.Guest4 && v.guest != nic.Guest6 {
 			t.Fatalf("a packet from %v", v.guest)
 		}
 		if (v.class == ClassRefused || v.class == ClassOptions || v.class == ClassFragment) && !v.guest.IsValid() {

@@ -4,57 +4,27 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
-	"gvisor.dev/gvisor/pkg/tcpip/header"
-	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
-	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
-	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
-	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/devices/nic/nictest"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
-const patience = 20 * time.Second
+const patience = nictest.Patience
 
-var guestMAC = nic.MAC{2, 0, 0, 0, 0, 0x15}
+var guestMAC = nictest.Card
 
-// guest is a network stack at the other end of the wire: what a guest's kernel is to a Net.
+// guest is one at the other end of a Net's wire.
 type guest struct {
-	testing.TB
+	*nictest.Guest
 	net   *Net
 	stack *stack.Stack
-	wire  *cable
-	mu    sync.Mutex // held for one call of the Net as a device has it
-	woken chan struct{}
-	done  chan struct{}
-}
-
-// cable is the guest's link: what it sends the Net gets at once.
-type cable struct {
-	*link
-	guest *guest
-}
-
-func (c *cable) LinkAddress() tcpip.LinkAddress { return tcpip.LinkAddress(guestMAC[:]) }
-
-func (c *cable) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
-	for _, p := range list.AsSlice() {
-		view := p.ToView()
-		c.guest.send(view.AsSlice())
-		view.Release()
-	}
-	return list.Len(), nil
 }
 
 func compile(t testing.TB, p policy.Policy) *policy.Rules {
@@ -66,50 +36,47 @@ func compile(t testing.TB, p policy.Policy) *policy.Rules {
 	return r
 }
 
-// checkLeaks lets the test fail if goroutines are left.
-func checkLeaks(t testing.TB) {
+// newNet makes a Net for which the host's loopback address is elsewhere, too.
+func newNet(t testing.TB, c Config) *Net {
 	t.Helper()
-	before := runtime.NumGoroutine()
-	t.Cleanup(func() {
-		for end := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				stacks := make([]byte, 1<<18)
-				t.Errorf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, stacks[:runtime.Stack(stacks, true)])
-				return
-			}
-		}
-	})
-}
-
-func newGuest(t testing.TB, c Config) *guest {
-	t.Helper()
-	checkLeaks(t)
 	c.Guest = guestMAC
 	n, err := New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.connect = toLoopback
-	g := &guest{TB: t, net: n, woken: make(chan struct{}, 1), done: make(chan struct{})}
-	g.wire = &cable{newLink(nic.DefaultMTU), g}
-	g.boot()
-	n.Attach(func() {
-		select {
-		case g.woken <- struct{}{}:
-		default:
-		}
-	})
-	n.SetOffloads(nic.Offloads{})
-	var pump sync.WaitGroup
-	pump.Go(g.receive)
 	t.Cleanup(func() {
-		close(g.done)
-		pump.Wait()
-		g.stack.Destroy()
 		n.Close()
 		n.Close()
 	})
-	return g
+	return n
+}
+
+func newGuest(t testing.TB, c Config) *guest {
+	t.Helper()
+	nictest.CheckLeaks(t)
+	n := newNet(t, c)
+	g := nictest.NewGuest(t, n)
+	return &guest{g, n, g.Stack}
+}
+
+func (g *guest) dialTCP(to netip.AddrPort) (*gonet.TCPConn, error) {
+	g.Helper()
+	return g.DialTCP(to)
+}
+
+func (g *guest) dialUDP(to netip.AddrPort) *gonet.UDPConn {
+	g.Helper()
+	return g.DialUDP(to)
+}
+
+func (g *guest) eventually(what string, done func() bool) {
+	g.Helper()
+	g.Eventually(what, done)
+}
+
+func full(a netip.AddrPort) tcpip.FullAddress {
+	return tcpip.FullAddress{NIC: nicID, Addr: address(a.Addr()), Port: a.Port()}
 }
 
 // elsewhere is where servers of the host's loopback address are for a guest: stacks drop packets to such addresses.
@@ -121,108 +88,6 @@ func toLoopback(ctx context.Context, network, at string) (net.Conn, error) {
 		at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), a.Port()).String()
 	}
 	return new(net.Dialer).DialContext(ctx, network, at)
-}
-
-// boot gives the guest its addresses, as a guest agent does.
-func (g *guest) boot() {
-	g.Helper()
-	g.stack = stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol, ipv6.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
-	})
-	if err := g.stack.CreateNIC(nicID, g.wire); err != nil {
-		g.Fatal(err)
-	}
-	var routes []tcpip.Route
-	for own, gateway := range map[netip.Addr]netip.Addr{Guest4: Gateway4, Guest6: Gateway6} {
-		bits, all := Bits4, netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if own.Is6() {
-			bits, all = Bits6, netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
-		a := tcpip.ProtocolAddress{Protocol: networkProtocol(own), AddressWithPrefix: tcpip.AddressWithPrefix{Address: address(own), PrefixLen: bits}}
-		if err := g.stack.AddProtocolAddress(nicID, a, stack.AddressProperties{}); err != nil {
-			g.Fatal(err)
-		}
-		everything := tcpip.AddressWithPrefix{Address: address(all.Addr()), PrefixLen: 0}.Subnet()
-		routes = append(routes, tcpip.Route{Destination: a.AddressWithPrefix.Subnet(), NIC: nicID}, tcpip.Route{Destination: everything, Gateway: address(gateway), NIC: nicID})
-	}
-	g.stack.SetRouteTable(routes)
-}
-
-func (g *guest) send(frame []byte) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.net.Send(nic.Frame{Data: frame})
-}
-
-// receive takes frames as the device does, and gives them to the guest's stack.
-func (g *guest) receive() {
-	for {
-		select {
-		case <-g.done:
-			return
-		case <-g.woken:
-		}
-		for {
-			g.mu.Lock()
-			f, ok := g.net.Next()
-			var data []byte
-			if ok {
-				data = append(data, f.Data...)
-				g.net.Taken()
-			}
-			g.mu.Unlock()
-			if !ok {
-				break
-			}
-			g.deliver(data)
-		}
-	}
-}
-
-func (g *guest) deliver(data []byte) {
-	g.wire.mu.Lock()
-	d := g.wire.dispatcher
-	g.wire.mu.Unlock()
-	p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(data)})
-	defer p.DecRef()
-	g.wire.ParseHeader(p)
-	p.NetworkProtocolNumber = header.Ethernet(p.LinkHeader().Slice()).Type()
-	d.DeliverNetworkPacket(p.NetworkProtocolNumber, p)
-}
-
-func full(a netip.AddrPort) tcpip.FullAddress {
-	return tcpip.FullAddress{NIC: nicID, Addr: address(a.Addr()), Port: a.Port()}
-}
-
-func (g *guest) dialTCP(to netip.AddrPort) (*gonet.TCPConn, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	c, err := gonet.DialContextTCP(ctx, g.stack, full(to), networkProtocol(to.Addr()))
-	if err == nil {
-		c.SetDeadline(time.Now().Add(patience))
-	}
-	return c, err
-}
-
-func (g *guest) dialUDP(to netip.AddrPort) *gonet.UDPConn {
-	g.Helper()
-	remote := full(to)
-	c, err := gonet.DialUDP(g.stack, nil, &remote, networkProtocol(to.Addr()))
-	if err != nil {
-		g.Fatal(err)
-	}
-	c.SetDeadline(time.Now().Add(patience))
-	return c
-}
-
-func (g *guest) eventually(what string, done func() bool) {
-	g.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			g.Fatalf("never: %s", what)
-		}
-	}
 }
 
 // serveTCP runs a server on the host's loopback address and returns where a guest finds it.

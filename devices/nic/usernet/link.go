@@ -2,8 +2,6 @@ package usernet
 
 import (
 	"encoding/json"
-	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -165,7 +163,7 @@ func (l *link) inject(data []byte) {
 func (l *link) MTU() uint32                      { return l.mtu }
 func (l *link) SetMTU(uint32)                    {}
 func (l *link) MaxHeaderLength() uint16          { return header.EthernetMinimumSize }
-func (l *link) LinkAddress() tcpip.LinkAddress   { return tcpip.LinkAddress(gatewayMAC[:]) }
+func (l *link) LinkAddress() tcpip.LinkAddress   { return tcpip.LinkAddress(nic.GatewayMAC[:]) }
 func (l *link) SetLinkAddress(tcpip.LinkAddress) {}
 
 // Capabilities: the guest's checksums are its own business, which ends here.
@@ -240,31 +238,7 @@ func (n *Net) Next() (nic.Frame, bool) { return n.link.next() }
 // Taken implements nic.Backend.
 func (n *Net) Taken() { n.link.taken() }
 
-// state is what Save writes: the guest's ends of its connections, and their far ends.
-type state struct {
-	Version int    `json:"version"`
-	Flows   []flow `json:"flows,omitempty"`
-}
-
-const (
-	stateVersion = 1
-	maxFlows     = 1 << 14
-)
-
-// flow is a connection of the guest.
-type flow struct {
-	Guest  netip.AddrPort `json:"guest"`
-	Remote netip.AddrPort `json:"remote"`
-}
-
-func (f flow) compare(o flow) int {
-	if c := f.Guest.Compare(o.Guest); c != 0 {
-		return c
-	}
-	return f.Remote.Compare(o.Remote)
-}
-
-// Save implements nic.Backend. Without a connection there is nothing to say.
+// Save implements nic.Backend.
 func (n *Net) Save() (json.RawMessage, error) {
 	n.mu.Lock()
 	flows := slices.Clone(n.stale)
@@ -274,34 +248,20 @@ func (n *Net) Save() (json.RawMessage, error) {
 			flows = append(flows, f)
 		}
 	})
-	if len(flows) == 0 {
-		return nil, nil
-	}
-	slices.SortFunc(flows, flow.compare)
-	return json.Marshal(state{Version: stateVersion, Flows: slices.Compact(flows)})
+	return nic.EncodeFlows(flows)
 }
 
 // Restore implements nic.Backend.
 func (n *Net) Restore(data json.RawMessage) error {
-	var s state
-	if len(data) > 0 {
-		if err := json.Unmarshal(data, &s); err != nil {
-			return fmt.Errorf("decode network state: %w", err)
-		}
-		if s.Version != stateVersion || len(s.Flows) > maxFlows {
-			return fmt.Errorf("network state has version %d and %d connections, need version %d and at most %d", s.Version, len(s.Flows), stateVersion, maxFlows)
-		}
-	}
-	for _, f := range s.Flows {
-		if a := f.Guest.Addr(); a != Guest4 && a != Guest6 || a.Is4() != f.Remote.Addr().Is4() || f.Remote.Addr().Zone() != "" {
-			return fmt.Errorf("network state has a connection from %v to %v", f.Guest, f.Remote)
-		}
+	flows, err := nic.DecodeFlows(data)
+	if err != nil {
+		return err
 	}
 	n.forget()
 	n.link.drop()
 	n.pins.clear()
 	n.mu.Lock()
-	n.stale = s.Flows
+	n.stale = flows
 	n.mu.Unlock()
 	return nil
 }
@@ -325,6 +285,6 @@ func (n *Net) Renewed() {
 	n.stale = nil
 	n.mu.Unlock()
 	for _, f := range stale {
-		n.link.enqueue(outbound{frame: n.probe(f)})
+		n.link.enqueue(outbound{frame: f.Probe(n.config.Guest)})
 	}
 }

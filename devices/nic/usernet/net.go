@@ -67,7 +67,7 @@ type Net struct {
 	filter  filter
 	stack   *stack.Stack
 	pins    *pins
-	refused *refusals
+	refused refusals
 	host    hostAddresses
 	relays  relays
 	udp     sessions
@@ -85,7 +85,7 @@ type Net struct {
 	end    context.CancelFunc
 	work   sync.WaitGroup
 	mu     sync.Mutex // guards what follows
-	stale  []flow     // connections of the guest whose far ends are gone
+	stale  []nic.Flow // connections of the guest whose far ends are gone
 	closed bool
 }
 
@@ -142,7 +142,7 @@ func (n *Net) configure() error {
 	if err := s.CreateNIC(nicID, n.link); err != nil {
 		return fmt.Errorf("create interface: %s", err)
 	}
-	for _, a := range []netip.Addr{Gateway4, Resolver4, Gateway6, Resolver6} {
+	for _, a := range []netip.Addr{nic.Gateway4, nic.Resolver4, nic.Gateway6, nic.Resolver6} {
 		bits := 24
 		if a.Is6() {
 			bits = 64
@@ -156,7 +156,7 @@ func (n *Net) configure() error {
 		}
 	}
 	// Where the guest is need not be asked for, and an answer would be the guest's to give.
-	for _, a := range []netip.Addr{Guest4, Guest6} {
+	for _, a := range []netip.Addr{nic.Guest4, nic.Guest6} {
 		if err := s.AddStaticNeighbor(nicID, networkProtocol(a), tcpip.AddrFromSlice(a.AsSlice()), tcpip.LinkAddress(n.config.Guest[:])); err != nil {
 			return fmt.Errorf("add neighbour %v: %s", a, err)
 		}
@@ -207,7 +207,7 @@ func (n *Net) decide(t *policy.Target) policy.Verdict {
 	t.Names = n.pins.names(t.Address)
 	t.Host = n.host.has
 	var v policy.Verdict
-	if onLink(t.Address) {
+	if nic.OnLink(t.Address) {
 		v = policy.Verdict{Reason: policy.ReasonSpecial} // the gateway serves nothing but names
 	} else {
 		r := n.rules.Load()

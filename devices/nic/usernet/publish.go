@@ -13,6 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -90,16 +91,16 @@ func (n *Net) dialGuest(ctx context.Context, port uint16) (*gonet.TCPConn, tcpip
 	ctx, cancel := context.WithTimeout(ctx, inboundTimeout)
 	defer cancel()
 	var queue waiter.Queue
-	end, failed := n.stack.NewEndpoint(tcp.ProtocolNumber, networkProtocol(Guest4), &queue)
+	end, failed := n.stack.NewEndpoint(tcp.ProtocolNumber, networkProtocol(nic.Guest4), &queue)
 	if failed != nil {
 		return nil, nil, fmt.Errorf("connect to guest: %s", failed)
 	}
 	entry, ready := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventErr | waiter.EventHUp)
 	queue.EventRegister(&entry)
 	defer queue.EventUnregister(&entry)
-	failed = end.Bind(tcpip.FullAddress{NIC: nicID, Addr: address(Gateway4)})
+	failed = end.Bind(tcpip.FullAddress{NIC: nicID, Addr: address(nic.Gateway4)})
 	if failed == nil {
-		failed = end.Connect(tcpip.FullAddress{NIC: nicID, Addr: address(Guest4), Port: port})
+		failed = end.Connect(tcpip.FullAddress{NIC: nicID, Addr: address(nic.Guest4), Port: port})
 	}
 	if _, begun := failed.(*tcpip.ErrConnectStarted); begun {
 		select {
@@ -151,8 +152,8 @@ func (i *inboundSessions) get(from netip.AddrPort) *session {
 }
 
 func (n *Net) newInbound(c *net.UDPConn, from netip.AddrPort, port uint16, all *inboundSessions) *session {
-	local := tcpip.FullAddress{NIC: nicID, Addr: address(Gateway4)}
-	guest, err := gonet.DialUDP(n.stack, &local, &tcpip.FullAddress{NIC: nicID, Addr: address(Guest4), Port: port}, networkProtocol(Guest4))
+	local := tcpip.FullAddress{NIC: nicID, Addr: address(nic.Gateway4)}
+	guest, err := gonet.DialUDP(n.stack, &local, &tcpip.FullAddress{NIC: nicID, Addr: address(nic.Guest4), Port: port}, networkProtocol(nic.Guest4))
 	if err != nil {
 		return nil
 	}

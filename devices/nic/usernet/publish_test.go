@@ -11,6 +11,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -30,8 +31,8 @@ func TestPublish(t *testing.T) {
 	g := newGuest(t, Config{
 		Policy: compile(t, policy.Policy{}), Ports: []policy.Port{web, echo, nobody},
 	})
-	at := func(port uint16) tcpip.FullAddress { return full(netip.AddrPortFrom(Guest4, port)) }
-	l, err := gonet.ListenTCP(g.stack, at(80), networkProtocol(Guest4))
+	at := func(port uint16) tcpip.FullAddress { return full(netip.AddrPortFrom(nic.Guest4, port)) }
+	l, err := gonet.ListenTCP(g.stack, at(80), networkProtocol(nic.Guest4))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +66,7 @@ func TestPublish(t *testing.T) {
 	}
 
 	own := at(7)
-	server, err := gonet.DialUDP(g.stack, &own, nil, networkProtocol(Guest4))
+	server, err := gonet.DialUDP(g.stack, &own, nil, networkProtocol(nic.Guest4))
 	if err != nil {
 		t.Fatal(err)
 	}

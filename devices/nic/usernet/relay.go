@@ -14,13 +14,14 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
 // relay is one TCP connection of the guest and the host's socket that stands for it.
 type relay struct {
 	target  policy.Target
-	flow    flow
+	flow    nic.Flow
 	inbound bool // somebody has come to a published port: the policy has no say
 	cancel  context.CancelFunc
 
@@ -108,7 +109,7 @@ func (n *Net) relay(request *tcp.ForwarderRequest) {
 	id := request.ID()
 	f := &relay{
 		target: policy.Target{Protocol: policy.TCP, Address: fromStack(id.LocalAddress), Port: id.LocalPort},
-		flow: flow{
+		flow: nic.Flow{
 			Guest:  netip.AddrPortFrom(fromStack(id.RemoteAddress), id.RemotePort),
 			Remote: netip.AddrPortFrom(fromStack(id.LocalAddress), id.LocalPort),
 		},
@@ -155,7 +156,7 @@ func (f *relay) stand(guest *gonet.TCPConn, end tcpip.Endpoint, server duplex) b
 	}
 	f.guest, f.end, f.server = guest, end, server
 	if f.inbound {
-		f.flow = flow{Guest: at(guest.RemoteAddr()), Remote: at(guest.LocalAddr())}
+		f.flow = nic.Flow{Guest: at(guest.RemoteAddr()), Remote: at(guest.LocalAddr())}
 	}
 	return true
 }
@@ -167,7 +168,7 @@ func at(a net.Addr) netip.AddrPort {
 }
 
 // known returns the connection's two ends, if they are known already.
-func (f *relay) known() (flow, bool) {
+func (f *relay) known() (nic.Flow, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.flow, f.flow.Guest.IsValid()

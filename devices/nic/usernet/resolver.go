@@ -15,6 +15,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -49,7 +50,7 @@ func newResolver(n *Net) (*resolver, error) {
 	r := &resolver{
 		net: n, queries: make(chan struct{}, maxQueries), askers: make(chan struct{}, maxAskers), conns: map[net.Conn]struct{}{},
 	}
-	for _, a := range []netip.Addr{Resolver4, Resolver6} {
+	for _, a := range []netip.Addr{nic.Resolver4, nic.Resolver6} {
 		at := tcpip.FullAddress{NIC: nicID, Addr: address(a), Port: dnsPort}
 		packets, err := gonet.DialUDP(n.stack, &at, nil, networkProtocol(a))
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -98,7 +99,7 @@ func (g *guest) lookup(name string) (found netip.Addr) {
 	g.Helper()
 	m := ask(7, name, typeA, 0)
 	q, _ := readQuery(m)
-	addresses(g.exchangeUDP(Resolver4, m), q, func(a netip.Addr, _ time.Duration) { found = a })
+	addresses(g.exchangeUDP(nic.Resolver4, m), q, func(a netip.Addr, _ time.Duration) { found = a })
 	return found
 }
 
@@ -118,19 +119,19 @@ func TestCaseD3(t *testing.T) {
 		atMost    int
 		byAddress netip.Addr
 	}{
-		{"one address", ask(1, "a.example", typeA, 0), 0, false, 1, 512, Resolver4},
-		{"over IPv6", ask(2, "a.example", typeA, 0), 0, false, 1, 512, Resolver6},
-		{"many without EDNS", ask(3, "many.example", typeA, 0), 0, true, 0, 512, Resolver4},
-		{"many with EDNS", ask(4, "many.example", typeA, 4096), 0, false, 60, 4096, Resolver4},
-		{"many with little room", ask(5, "many.example", typeA, 600), 0, true, 0, 600, Resolver4},
-		{"no such type", ask(6, "a.example", typeAAAA, 0), 0, false, 0, 512, Resolver4},
-		{"no such name", ask(7, "none.example", typeA, 0), 3, false, 0, 512, Resolver4},
-		{"a failing resolver", ask(8, "broken.example", typeA, 0), 2, false, 0, 512, Resolver4},
-		{"another zone", ask(9, "data.evil.test", typeA, 0), codeRefused, false, 0, 512, Resolver4},
-		{"another zone's text", ask(10, "data.evil.test", 16, 0), codeRefused, false, 0, 512, Resolver4},
-		{"hidden names", ask(11, "a.example", typeHTTPS, 0), 0, false, 0, 512, Resolver4},
-		{"transfer", ask(12, "a.example", typeAXFR, 0), codeRefused, false, 0, 512, Resolver4},
-		{"no question", make([]byte, 12), codeFormat, false, 0, 512, Resolver4},
+		{"one address", ask(1, "a.example", typeA, 0), 0, false, 1, 512, nic.Resolver4},
+		{"over IPv6", ask(2, "a.example", typeA, 0), 0, false, 1, 512, nic.Resolver6},
+		{"many without EDNS", ask(3, "many.example", typeA, 0), 0, true, 0, 512, nic.Resolver4},
+		{"many with EDNS", ask(4, "many.example", typeA, 4096), 0, false, 60, 4096, nic.Resolver4},
+		{"many with little room", ask(5, "many.example", typeA, 600), 0, true, 0, 600, nic.Resolver4},
+		{"no such type", ask(6, "a.example", typeAAAA, 0), 0, false, 0, 512, nic.Resolver4},
+		{"no such name", ask(7, "none.example", typeA, 0), 3, false, 0, 512, nic.Resolver4},
+		{"a failing resolver", ask(8, "broken.example", typeA, 0), 2, false, 0, 512, nic.Resolver4},
+		{"another zone", ask(9, "data.evil.test", typeA, 0), codeRefused, false, 0, 512, nic.Resolver4},
+		{"another zone's text", ask(10, "data.evil.test", 16, 0), codeRefused, false, 0, 512, nic.Resolver4},
+		{"hidden names", ask(11, "a.example", typeHTTPS, 0), 0, false, 0, 512, nic.Resolver4},
+		{"transfer", ask(12, "a.example", typeAXFR, 0), codeRefused, false, 0, 512, nic.Resolver4},
+		{"no question", make([]byte, 12), codeFormat, false, 0, 512, nic.Resolver4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := g.exchangeUDP(tt.byAddress, tt.query)
@@ -141,7 +142,7 @@ func TestCaseD3(t *testing.T) {
 		})
 	}
 	t.Run("TCP", func(t *testing.T) {
-		for _, at := range []netip.Addr{Resolver4, Resolver6} {
+		for _, at := range []netip.Addr{nic.Resolver4, nic.Resolver6} {
 			c, err := g.dialTCP(netip.AddrPortFrom(at, dnsPort))
 			if err != nil {
 				t.Fatal(err)
@@ -159,7 +160,7 @@ func TestCaseD3(t *testing.T) {
 		}
 	})
 	t.Run("both kinds from one socket", func(t *testing.T) {
-		c := g.dialUDP(netip.AddrPortFrom(Resolver4, dnsPort))
+		c := g.dialUDP(netip.AddrPortFrom(nic.Resolver4, dnsPort))
 		defer c.Close()
 		c.Write(ask(1, "a.example", typeA, 0))
 		c.Write(ask(2, "a.example", typeAAAA, 0))
@@ -177,7 +178,7 @@ func TestCaseD3(t *testing.T) {
 	})
 	t.Run("a silent resolver", func(t *testing.T) {
 		begun := time.Now()
-		if m := g.exchangeUDP(Resolver4, ask(1, "silent.example", typeA, 0)); m[3]&15 != codeServerFailure {
+		if m := g.exchangeUDP(nic.Resolver4, ask(1, "silent.example", typeA, 0)); m[3]&15 != codeServerFailure {
 			t.Errorf("code %d", m[3]&15)
 		}
 		t.Logf("answered after %v", time.Since(begun))
@@ -228,7 +229,7 @@ func TestCaseD4Queries(t *testing.T) {
 	upstream := local(serveUDP(t, func(m []byte) []byte { asked.Add(1); return zone(m) }))
 	g := newGuest(t, Config{Policy: compile(t, policy.Policy{Mode: policy.Public}), Resolvers: []netip.AddrPort{upstream}})
 	for i := range 1000 {
-		m := g.exchangeUDP(Resolver4, ask(uint16(i), "a.example", typeA, 0))
+		m := g.exchangeUDP(nic.Resolver4, ask(uint16(i), "a.example", typeA, 0))
 		if binary.BigEndian.Uint16(m) != uint16(i) || binary.BigEndian.Uint16(m[6:]) != 1 {
 			t.Fatalf("query %d: %x", i, m)
 		}

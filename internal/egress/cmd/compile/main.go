@@ -1,14 +1,15 @@
-// Command compile makes the object of an eBPF program and a Go file with the hash of its source. Both name the source, so that
+// Command compile makes the object of an eBPF program and a Go file with the hash of its source, headers of ours included. Both name the source, so that
 // a test can tell whether they belong together: compile DIRECTORY NAME makes NAME.o and zsource.go of NAME.c.
 package main
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/forkvm/forkvm/internal/egress/source"
 )
 
 func main() {
@@ -35,11 +36,10 @@ func tool(name string) string {
 }
 
 func compile(directory, name string) error {
-	source, err := os.ReadFile(filepath.Join(directory, name+".c"))
+	hash, err := source.Hash(filepath.Join(directory, name+".c"))
 	if err != nil {
 		return err
 	}
-	hash := fmt.Sprintf("%x", sha256.Sum256(source))
 	object := filepath.Join(directory, name+".o")
 	if err := run(tool("clang"), "-target", "bpf", "-O2", "-g", "-Wall", "-Werror", "-fdebug-compilation-dir=.",
 		"-I/usr/include/"+machine()+"-linux-gnu", fmt.Sprintf("-DSOURCE=%q", hash), "-c", filepath.Join(directory, name+".c"), "-o", object); err != nil {

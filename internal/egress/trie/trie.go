@@ -1,15 +1,21 @@
-package egress
+// Package trie writes a network policy down for programs in the kernel: a map in which addresses lead to classes and classes to
+// ports. policy.h is the programs' side of it.
+package trie
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/bits"
 	"net/netip"
 	"slices"
 
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
-// key is struct key of egress.c: how many bits count, the kind, and what is looked up.
+// key is struct key of policy.h: how many bits count, the kind, and what is looked up.
 type key [4 + 1 + 16]byte
 
 // Kinds of keys.
@@ -96,8 +102,8 @@ func addressKey(p netip.Prefix) key {
 	return newKey(kindAddress, address[:], count)
 }
 
-// numbers are the protocols' of IP.
-var numbers = map[policy.Protocol]byte{policy.TCP: 6, policy.UDP: 17}
+// Numbers are the protocols' of IP.
+var Numbers = map[policy.Protocol]byte{policy.TCP: 6, policy.UDP: 17}
 
 // addPorts adds what a class offers, in blocks of port numbers that begin with the same bits.
 func (t *trie) addPorts(class uint32, list []policy.Ports) {
@@ -105,10 +111,26 @@ func (t *trie) addPorts(class uint32, list []policy.Ports) {
 		for first, end := uint32(p.First), uint32(p.Last)+1; first < end; {
 			size := min(bits.TrailingZeros32(first), bits.Len32(end-first)-1, 16)
 			data := binary.BigEndian.AppendUint32(nil, class)
-			data = append(data, numbers[p.Protocol])
+			data = append(data, Numbers[p.Protocol])
 			data = binary.BigEndian.AppendUint16(data, uint16(first))
 			t.add(newKey(kindPorts, data, 32+8+16-size), 1)
 			first += 1 << size
 		}
 	}
+}
+
+// New makes a map of a policy. The caller closes it.
+func New(regions []policy.Region) (*ebpf.Map, error) {
+	t := newTrie(regions)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.LPMTrie, KeySize: uint32(len(key{})), ValueSize: 4, MaxEntries: uint32(len(t.keys)), Flags: unix.BPF_F_NO_PREALLOC,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create policy: %w", err)
+	}
+	if _, err := m.BatchUpdate(t.keys, t.values, nil); err != nil {
+		m.Close()
+		return nil, fmt.Errorf("fill policy of %d lines: %w", len(t.keys), err)
+	}
+	return m, nil
 }

@@ -1,4 +1,4 @@
-package egress
+package trie
 
 import (
 	"encoding/binary"
@@ -52,11 +52,11 @@ func TestTriePorts(t *testing.T) {
 			t.Errorf("%v: %d blocks", p, len(tr.keys))
 		}
 		for _, port := range []uint16{0, 1, p.First - 1, p.First, p.First + 1, p.Last - 1, p.Last, p.Last + 1, 65535, p.First/2 + p.Last/2} {
-			_, got := tr.find(portKey(0x01020304, numbers[p.Protocol], port))
+			_, got := tr.find(portKey(0x01020304, Numbers[p.Protocol], port))
 			if want := p.First <= port && port <= p.Last; got != want {
 				t.Errorf("%v: port %d is in it: %v", p, port, got)
 			}
-			if _, got := tr.find(portKey(0x01020305, numbers[p.Protocol], port)); got {
+			if _, got := tr.find(portKey(0x01020305, Numbers[p.Protocol], port)); got {
 				t.Errorf("%v: port %d is another class's", p, port)
 			}
 		}
