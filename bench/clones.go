@@ -17,6 +17,9 @@ const smallMemory = 128 << 20
 // batch is how many clones make a line of the table.
 const batch = 100
 
+// lull is how long clones are watched that have nothing to do.
+const lull = 10 * time.Second
+
 // reserve is what has to be left of the host's memory, in bytes.
 const reserve = 1 << 30
 
@@ -37,12 +40,14 @@ func Clones(ctx context.Context, c SceneConfig, want int, w io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%8s  %15s  %12s  %20s  %21s\n", "clones", "create p50, cms", "all, seconds", "private p50/max, MiB", "host memory each, MiB")
+	fmt.Fprintf(w, "%8s  %15s  %14s  %20s  %12s  %20s  %21s\n", "clones", "create p50, cms", "idlers' of it", "who: guest/kernel/us",
+		"all, seconds", "private p50/max, MiB", "host memory each, MiB")
 	var vms []*node.VM
-	var all, first, last float64 // milliseconds for all, and for each of the first and the last batch
+	var all float64 // milliseconds
+	var first, last hundred
 	for len(vms) < want {
-		p50, took, more, err := s.batch(ctx, name, min(batch, want-len(vms)))
-		vms = append(vms, more...)
+		last, err = s.hundred(ctx, name, min(batch, want-len(vms)), last.idle)
+		vms = append(vms, last.vms...)
 		if err != nil {
 			return err
 		}
@@ -50,38 +55,75 @@ func Clones(ctx context.Context, c SceneConfig, want int, w io.Writer) (err erro
 		if err != nil {
 			return err
 		}
-		all, last = all+took, took/float64(len(more))
-		if first == 0 {
+		all += last.all
+		if first.vms == nil {
 			first = last
 		}
-		private := summarize("", MiB, held(more))
-		fmt.Fprintf(w, "%8d  %15.2f  %12.2f  %13.2f /%5.2f  %21.2f\n", len(vms), p50, all/1000, private.P50, private.Max,
+		private, who := summarize("", MiB, held(last.vms)), last.executed
+		fmt.Fprintf(w, "%8d  %15.2f  %14.2f  %6.1f/%6.1f/%6.1f  %12.2f  %13.2f /%5.2f  %21.2f\n", len(vms), last.p50, last.idlers(),
+			last.each(who.guest), last.each(who.kernel), last.each(who.ours), all/1000, private.P50, private.Max,
 			float64(before-left)/float64(len(vms))/(1<<20))
 		if left < reserve {
 			fmt.Fprintln(w, "no more fit: the host's memory is used up")
 			break
 		}
 	}
-	fmt.Fprintf(w, "one of the last %d took %.2f times one of the first\n", batch, last/first)
+	fmt.Fprintf(w, "one of the last %d took %.2f times one of the first, %.2f times without what idle clones did meanwhile\n", batch,
+		last.each(last.all)/first.each(first.all), (last.each(last.all)-last.idlers())/(first.each(first.all)-first.idlers()))
+	for _, h := range []struct {
+		name string
+		hundred
+	}{{"first", first}, {"last", last}} {
+		if err := h.course.breakdown("create, of the " + h.name).print(w); err != nil {
+			return err
+		}
+	}
 	return answerAll(ctx, vms, w)
 }
 
-// batch starts some clones one after the other and lets them settle. It returns
-// the median and the sum of what their creates took, in milliseconds.
-func (s *scene) batch(ctx context.Context, snapshot string, n int) (p50, all float64, vms []*node.VM, err error) {
+// hundred is what it took to make some clones, one after the other.
+type hundred struct {
+	vms      []*node.VM
+	p50, all float64 // milliseconds: the median, and the sum
+	course   course
+	executed executed
+	// busy is the share of the processor that all clones took that were there before
+	// and idle is that share behind these creates.
+	busy, idle float64
+}
+
+// each is the share of one clone.
+func (h *hundred) each(of float64) float64 { return of / float64(len(h.vms)) }
+
+// idlers is what of one create's milliseconds the clones took that were there already.
+func (h *hundred) idlers() float64 { return (h.busy + h.idle) / 2 * h.each(h.all) }
+
+// hundred starts n clones and lets them settle. busy is the share of the processor
+// that the clones so far take.
+func (s *scene) hundred(ctx context.Context, snapshot string, n int, busy float64) (h hundred, err error) {
+	h.busy = busy
 	var samples []float64
-	for range n {
-		begin := time.Now()
-		vm, err := s.node.Restore(ctx, snapshot, node.Options{})
-		if err != nil {
-			return 0, 0, vms, err
+	_, h.executed, err = watch(func() error {
+		for range n {
+			begin := time.Now()
+			vm, err := s.node.Restore(ctx, snapshot, node.Options{})
+			if err != nil {
+				return err
+			}
+			took := time.Since(begin)
+			samples, h.all = append(samples, ms(took)), h.all+ms(took)
+			h.course.add(vm.Phases, took)
+			h.vms = append(h.vms, vm)
 		}
-		samples = append(samples, ms(time.Since(begin)))
-		all += samples[len(samples)-1]
-		vms = append(vms, vm)
+		return nil
+	})
+	if err != nil {
+		return h, err
 	}
+	h.p50 = summarize("", CMS, samples).P50
 	time.Sleep(5 * settle)
-	return summarize("", CMS, samples).P50, all, vms, nil
+	h.idle, err = used(lull)
+	return h, err
 }
 
 // held is what the VMs' processes share with nobody, in MiB.

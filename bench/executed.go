@@ -10,8 +10,8 @@ import (
 
 // executed says who used the processors, in milliseconds, as the host's kernel
 // has sampled it at each tick of its clock: 250 times a second. It is right for
-// what lasts a second or more.
-type executed struct{ guest, kernel, ours float64 }
+// what lasts a second or more. How long nobody did is not sampled.
+type executed struct{ guest, kernel, ours, idle float64 }
 
 // watch returns how long do took and who executed the work.
 func watch(do func() error) (took time.Duration, e executed, err error) {
@@ -24,6 +24,16 @@ func watch(do func() error) (took time.Duration, e executed, err error) {
 	took = time.Since(begin)
 	after, readErr := readExecuted()
 	return took, after.since(before), errors.Join(err, readErr)
+}
+
+// used returns the share of the processor that is used in a while in which nothing is
+// asked for.
+func used(while time.Duration) (float64, error) {
+	took, e, err := watch(func() error {
+		time.Sleep(while)
+		return nil
+	})
+	return max(0, 1-e.idle/ms(took)), err
 }
 
 // tick is the unit of /proc/stat in milliseconds (USER_HZ is 100).
@@ -49,15 +59,20 @@ func parseExecuted(stat string) (executed, error) {
 		return executed{}, fmt.Errorf("read /proc/stat: %w", err)
 	}
 	guests := guest + guestNice
-	return executed{guest: guests * tick, kernel: (system + irq + softirq) * tick, ours: (user + nice - guests) * tick}, nil
+	return executed{
+		guest:  guests * tick,
+		kernel: (system + irq + softirq) * tick,
+		ours:   (user + nice - guests) * tick,
+		idle:   (idle + iowait) * tick,
+	}, nil
 }
 
 func (e executed) since(before executed) executed {
-	return executed{e.guest - before.guest, e.kernel - before.kernel, e.ours - before.ours}
+	return executed{e.guest - before.guest, e.kernel - before.kernel, e.ours - before.ours, e.idle - before.idle}
 }
 
 func (e executed) plus(more executed) executed {
-	return executed{e.guest + more.guest, e.kernel + more.kernel, e.ours + more.ours}
+	return executed{e.guest + more.guest, e.kernel + more.kernel, e.ours + more.ours, e.idle + more.idle}
 }
 
 // breakdown divides it among so many things that were done.

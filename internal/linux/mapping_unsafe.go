@@ -67,18 +67,34 @@ func reserve(size uint64) (*Mapping, error) {
 	return &Mapping{base: base, size: uintptr(size)}, nil
 }
 
-// MapWindow maps the first length bytes of a file to write to them: shared, and
-// with every page there, so that writing neither faults nor fails. EINVAL from a
-// kernel before 5.14.
+// MapWindow maps the first length bytes of a file in memory to write to them:
+// shared, and with every page there, so that writing neither faults nor fails. As
+// many as fill huge pages become some, if the host has any: each costs a tenth of
+// the small ones. EINVAL from a kernel before 5.14.
 func MapWindow(f *os.File, length uint64) (*Mapping, error) {
-	m, err := mapWhole(f, length, readWrite, unix.MAP_SHARED)
+	m, err := Reserve(length)
 	if err != nil {
 		return nil, err
 	}
+	if _, err := unix.MmapPtr(int(f.Fd()), 0, m.base, m.size, readWrite, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+		return nil, errors.Join(fmt.Errorf("map file (%s, %d bytes): %w", f.Name(), length, err), m.Unmap())
+	}
+	m.makeHuge(length / HugePageSize)
 	if err := m.Advise(0, length, unix.MADV_POPULATE_WRITE); err != nil {
 		return nil, errors.Join(err, m.Unmap())
 	}
 	return m, nil
+}
+
+// makeHuge makes huge pages of the beginning of a file, as far as the host can.
+func (m *Mapping) makeHuge(pages uint64) {
+	for i := range pages {
+		// One that has nothing is taken for cut off.
+		if m.Advise(i*HugePageSize, uint64(os.Getpagesize()), unix.MADV_POPULATE_WRITE) != nil {
+			return
+		}
+	}
+	_ = m.Advise(0, pages*HugePageSize, unix.MADV_COLLAPSE)
 }
 
 // MapReadOnly maps the first length bytes of a file to read them. It does not

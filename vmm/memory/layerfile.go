@@ -50,7 +50,16 @@ func (m *Memory) PrepareFreeze() error {
 	if pages < worthPreparing || pages > largeLayer {
 		return nil
 	}
-	return m.prepareLocked(DataStart + (pages+pages/8+worthPreparing)*PageSize)
+	return m.prepareLocked(wholeHugePages(DataStart + (pages+pages/8+worthPreparing)*PageSize))
+}
+
+// wholeHugePages makes a size up to one in huge pages, where the room for small ones would
+// cost more. What is too much of a file is cut off behind the pause, see Layer.Seal.
+func wholeHugePages(size uint64) uint64 {
+	if rest := size % linux.HugePageSize; rest > linux.HugePageSize/4 {
+		size += linux.HugePageSize - rest
+	}
+	return size
 }
 
 // worthPreparing is the number of pages from which on getting room for them
