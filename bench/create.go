@@ -57,6 +57,11 @@ func (b *bench) creates(ctx context.Context, memory uint64, n int, prepare func(
 	if err != nil {
 		return c, err
 	}
+	return b.createsFrom(ctx, name, n, prepare)
+}
+
+// createsFrom is creates from a snapshot that is there.
+func (b *bench) createsFrom(ctx context.Context, name string, n int, prepare func() error) (c creates, err error) {
 	for range n {
 		if prepare != nil {
 			if err := prepare(); err != nil {

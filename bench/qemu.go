@@ -25,22 +25,26 @@ type qemu struct {
 	program, firmware string
 	scene             SceneConfig
 	commandLine       string
+	extra             []string // arguments
 }
 
 func (b *bench) qemu(ctx context.Context) error {
-	return b.measureRival(ctx, "qemu", func(c SceneConfig) (rival, error) {
-		program, err := exec.LookPath("qemu-system-x86_64")
-		if err != nil {
-			return nil, errNotRun{"no qemu-system-x86_64 here"}
-		}
-		// Loads the module; that it fails shows below.
-		_ = exec.Command("modprobe", "vhost_vsock").Run()
-		if _, err := os.Stat("/dev/vhost-vsock"); err != nil {
-			return nil, errNotRun{err.Error()}
-		}
-		commandLine, err := c.commandLine()
-		return &qemu{program: program, firmware: c.Firmware, scene: c, commandLine: commandLine}, err
-	})
+	return b.measureRival(ctx, "qemu", func(c SceneConfig) (rival, error) { return findQEMU(c) })
+}
+
+// findQEMU returns QEMU with more arguments, or errNotRun.
+func findQEMU(c SceneConfig, extra ...string) (rival, error) {
+	program, err := exec.LookPath("qemu-system-x86_64")
+	if err != nil {
+		return nil, errNotRun{"no qemu-system-x86_64 here"}
+	}
+	// Loads the module; that it fails shows below.
+	_ = exec.Command("modprobe", "vhost_vsock").Run()
+	if _, err := os.Stat("/dev/vhost-vsock"); err != nil {
+		return nil, errNotRun{err.Error()}
+	}
+	commandLine, err := c.commandLine()
+	return &qemu{program: program, firmware: c.Firmware, scene: c, commandLine: commandLine, extra: extra}, err
 }
 
 // commandLine is the image's.
@@ -62,6 +66,7 @@ func (q *qemu) command(dir, saved string) (*exec.Cmd, error) {
 		"-drive", "id=root,file=disk,format=raw,if=none", "-device", "virtio-blk-device,drive=root",
 		"-device", fmt.Sprintf("vhost-vsock-device,guest-cid=%d", qemuCID), "-device", "virtio-rng-device",
 	}
+	args = append(args, q.extra...)
 	if q.firmware != "" {
 		args = append(args, "-L", q.firmware)
 	}

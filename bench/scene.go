@@ -36,6 +36,10 @@ type SceneConfig struct {
 	RunDir string
 	// Command is the program forkvm with the verb of a VM process.
 	Command []string
+	// NetworkCommand is the program of a VM with a network card.
+	NetworkCommand []string
+	// Guestload is the program of that name for guests.
+	Guestload string
 	// Firmware is QEMU's directory of firmware; empty: the one it was built with.
 	Firmware string
 	// Firecracker is the program; empty: there is none.
@@ -59,7 +63,7 @@ func newScene(c SceneConfig) (*scene, error) {
 	n, err := node.Open(node.Config{
 		DataDir: filepath.Join(c.Dir, "data"),
 		RunDir:  c.RunDir,
-		Command: c.Command,
+		Command: c.Command, NetworkCommand: c.NetworkCommand,
 		Version: "bench",
 	})
 	if err != nil {

@@ -18,14 +18,16 @@ import (
 )
 
 type options struct {
-	image, forkvm, work, run, out, only, firmware, firecracker, sshd string
-	creates, rounds, clones                                          int
+	image, guestload, forkvm, net, work, run, out, only, firmware, firecracker, sshd string
+	creates, rounds, clones                                                          int
 }
 
 func main() {
 	var o options
 	flag.StringVar(&o.image, "image", "/in/guest/disk", "`directory` of the image that guests boot from")
+	flag.StringVar(&o.guestload, "guestload", "/in/guest/guestload", "the `program` of that name for guests")
 	flag.StringVar(&o.forkvm, "forkvm", "/usr/local/bin/forkvm", "the `program` to measure")
+	flag.StringVar(&o.net, "net", "/usr/local/bin/forkvm-net", "the `program` of a VM with a network card")
 	flag.StringVar(&o.work, "work", "/var/lib/forkvm", "`directory` to work in, with a short path")
 	flag.StringVar(&o.run, "run", "/run", "`directory` for running VMs, in memory if clones are to have huge pages")
 	flag.StringVar(&o.out, "out", "", "`directory` for results.json and details.json")
@@ -61,8 +63,8 @@ func measure(ctx context.Context, o options) error {
 	}
 	defer os.RemoveAll(run)
 	scene := bench.SceneConfig{
-		Image: o.image, Dir: dir, RunDir: run, Command: []string{o.forkvm, "vm"},
-		Firmware: o.firmware, Firecracker: o.firecracker, SSHD: o.sshd,
+		Image: o.image, Dir: dir, RunDir: run, Command: []string{o.forkvm, "vm"}, NetworkCommand: []string{o.net},
+		Guestload: o.guestload, Firmware: o.firmware, Firecracker: o.firecracker, SSHD: o.sshd,
 	}
 	if o.clones > 0 {
 		return bench.Clones(ctx, scene, o.clones, os.Stdout)

@@ -10,8 +10,8 @@
 // With the name of a probe as first argument it does one small thing instead
 // that tests need in a guest: draw (randomness), connect (to the host), peer and
 // storm (connections), spawn (servers), tls (handshakes), random (disk writes), hog
-// (memory), immutable (files), traces (in the kernel), attach (to other processes), attempts (on the
-// network), now.
+// (memory), immutable (files), traces (in the kernel), attach (to other processes), attempts, flow, hold,
+// transfer, offloads, queries, scatter and sniff (on the network), now.
 package main
 
 import (

@@ -1,0 +1,71 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/node"
+)
+
+// cardSnapshot is the standard guest with a network card.
+const cardSnapshot = "card"
+
+// card measures what a network card adds to a guest's clones, and what it takes to change what one may reach.
+func (b *bench) card(ctx context.Context) error {
+	if err := b.scene.freezeCard(ctx); err != nil {
+		return err
+	}
+	c, err := b.createsFrom(ctx, cardSnapshot, b.config.Creates, nil)
+	if err != nil {
+		return err
+	}
+	b.row("create_card", CMS, c.ready)
+	b.row("create_card_first_command", CMS, c.command)
+	b.phases = append(b.phases, c.course.breakdown("create with a network card"))
+	vms, err := b.idle(ctx, cardSnapshot, children)
+	if err == nil {
+		b.row("clone_card_private", MiB, held(vms))
+		err = b.policies(ctx, vms[0])
+	}
+	return errors.Join(err, remove(ctx, vms...))
+}
+
+// freezeCard makes cardSnapshot.
+func (s *scene) freezeCard(ctx context.Context) error {
+	vm, err := s.node.Boot(ctx, imageName, node.Options{CPUs: 1, MemoryBytes: standardMemory, Network: &policy.Policy{Mode: policy.NoNetwork}})
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		err = errors.Join(err, run(ctx, vm, "true"))
+	}
+	time.Sleep(settle)
+	if err == nil {
+		_, err = vm.Snapshot(ctx, cardSnapshot, "")
+	}
+	if err = errors.Join(err, remove(ctx, vm)); err != nil {
+		return err
+	}
+	_, err = s.firstCreates(ctx, cardSnapshot)
+	return err
+}
+
+// policies measures changes of a policy, to and fro.
+func (b *bench) policies(ctx context.Context, vm *node.VM) error {
+	allowed := []string{"*.example.org:443", "10.1.0.0/16:5432", "packages.example.net"}
+	next := policy.Policy{Mode: policy.Public}
+	samples, err := repeat(b.config.Rounds, func() error {
+		p := next
+		if next = (policy.Policy{Mode: policy.Public}); p.Mode == policy.Public {
+			next = policy.Policy{Mode: policy.Allowlist, Allow: allowed}
+		}
+		return vm.SetNetwork(ctx, p)
+	})
+	if err != nil {
+		return err
+	}
+	b.row("set_network", CMS, samples)
+	return nil
+}
