@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"github.com/forkvm/forkvm/devices/nic"
@@ -137,7 +138,7 @@ func (n *Net) dhcp(message []byte) {
 	u.Encode(&header.UDPFields{SrcPort: dhcpServerPort, DstPort: dhcpClientPort, Length: uint16(header.UDPMinimumSize + len(answer))})
 	u = append(u, answer...)
 	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, address(nic.Gateway4), address(to), uint16(len(u)))
-	u.SetChecksum(^header.UDP(u).CalculateChecksum(sum))
+	u.SetChecksum(^checksum.Checksum(u, sum))
 	n.link.enqueue(outbound{frame: n.packet(header.UDPProtocolNumber, nic.Gateway4, to, u)})
 }
 

@@ -5,6 +5,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
 	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
@@ -58,7 +61,10 @@ func TestDHCP(t *testing.T) {
 		}
 		data := bytes.Clone(reply.Data)
 		n.Taken()
-		m := data[ethernetSize+ipv4Size+8:]
+		u, m := header.UDP(data[ethernetSize+ipv4Size:]), data[ethernetSize+ipv4Size+8:]
+		if from, to := address(nic.Gateway4), address(netip.AddrFrom4([4]byte{255, 255, 255, 255})); !u.IsChecksumValid(from, to, checksum.Checksum(m, 0)) {
+			t.Errorf("%s: the answer's checksum is wrong", c.name)
+		}
 		if c.answer == 0 || m[0] != bootReply || string(m[4:8]) != "id.." || m[bootOptions+2] != c.answer || len(m) < bootMinimum {
 			t.Errorf("%s: the answer is %x", c.name, m)
 		}
