@@ -12,8 +12,12 @@ import (
 // MAC is the address of a network card.
 type MAC = nic.MAC
 
-// DefaultMTU is the size of the largest packet of a card of which nobody says more.
-const DefaultMTU = nic.DefaultMTU
+// Sizes of the largest packet of a card: of one of which nobody says more, and what is possible.
+const (
+	DefaultMTU = nic.DefaultMTU
+	MinMTU     = nic.MinMTU
+	MaxMTU     = nic.MaxMTU
+)
 
 // Network is the other end of a machine's card: a frame backend, and what the machine has to tell it.
 type Network interface {

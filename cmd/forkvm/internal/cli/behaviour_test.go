@@ -29,7 +29,7 @@ func TestFlagsReachTheNode(t *testing.T) {
 	s := newSession(t)
 	for _, line := range []string{
 		"create debian",
-		"create -m 6G --cpus 4 --name web --time frozen --ready-timeout 5s --kernel-args debug debian",
+		"create -m 6G --cpus 4 --mtu 9000 --name web --time frozen --ready-timeout 5s --kernel-args debug debian",
 		"create --snapshot task-1 --name again --time frozen",
 		"restore task-1 -n 1 --headroom 64M",
 		"fork alpha --headroom 0",
@@ -42,13 +42,13 @@ func TestFlagsReachTheNode(t *testing.T) {
 	}
 	const patience = node.DefaultReadyTimeout
 	want := []node.Options{
-		{Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 1, MemoryBytes: 512 << 20},
-		{Name: "web", Time: machine.TimeFrozen, ReadyTimeout: 5 * time.Second, CPUs: 4, MemoryBytes: 6 << 30, CommandLine: "debug"},
+		{Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 1, MemoryBytes: 512 << 20, NetworkMTU: 1500},
+		{Name: "web", Time: machine.TimeFrozen, ReadyTimeout: 5 * time.Second, CPUs: 4, MemoryBytes: 6 << 30, CommandLine: "debug", NetworkMTU: 9000},
 		{Name: "again", Time: machine.TimeFrozen, ReadyTimeout: patience},
 		{Time: machine.TimeHost, ReadyTimeout: patience, Headroom: 64 << 20},
 		{Time: machine.TimeHost, ReadyTimeout: patience, Headroom: machine.Unlimited},
 		{Time: machine.TimeHost, ReadyTimeout: patience, Network: &policy.Policy{Mode: policy.Allowlist, Allow: []string{"example.org:443"}}},
-		{Attached: true, Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 3, MemoryBytes: 3 << 29},
+		{Attached: true, Time: machine.TimeHost, ReadyTimeout: patience, CPUs: 3, MemoryBytes: 3 << 29, NetworkMTU: 1500},
 	}
 	if !reflect.DeepEqual(s.node.made, want) {
 		t.Errorf("got %+v\nwant %+v", s.node.made, want)

@@ -110,6 +110,7 @@ type bootFlags struct {
 	cpus    int
 	memory  output.Bytes
 	cmdline string
+	mtu     int
 	ready   readyFlags
 }
 
@@ -120,6 +121,7 @@ func (b *bootFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&b.cpus, "cpus", defaultCPUs, fmt.Sprintf("number of vCPUs, 1 to %d", vmm.MaxCPUs))
 	f.VarP(&b.memory, "memory", "m", "RAM of the guest, such as 512M or 6G")
 	f.StringVar(&b.cmdline, "kernel-args", "", "added to the kernel's command line")
+	f.IntVar(&b.mtu, "mtu", machine.DefaultMTU, fmt.Sprintf("size of the largest packet of the network card, %d to %d", machine.MinMTU, machine.MaxMTU))
 	b.ready.addConditions(f)
 }
 
@@ -130,8 +132,11 @@ func (b *bootFlags) options() (node.Options, error) {
 	if _, err := memory.Layout(uint64(b.memory)); err != nil {
 		return node.Options{}, usagef("--memory: %w", err)
 	}
+	if b.mtu < machine.MinMTU || b.mtu > machine.MaxMTU {
+		return node.Options{}, usagef("--mtu %d: %d to %d are possible", b.mtu, machine.MinMTU, machine.MaxMTU)
+	}
 	o, err := b.cloneFlags.options(b.name)
-	o.CPUs, o.MemoryBytes, o.CommandLine = b.cpus, uint64(b.memory), b.cmdline
+	o.CPUs, o.MemoryBytes, o.CommandLine, o.NetworkMTU = b.cpus, uint64(b.memory), b.cmdline, b.mtu
 	return o, err
 }
 
@@ -160,7 +165,7 @@ func (a *app) createVerb() *cobra.Command {
 			}
 			return a.created(flags.start(ctx, func() (VM, error) { return n.Boot(ctx, args[0], o) }))
 		}
-		for _, name := range []string{"cpus", "memory", "kernel-args"} {
+		for _, name := range []string{"cpus", "memory", "kernel-args", "mtu"} {
 			if cmd.Flags().Changed(name) {
 				return usagef("--%s: a VM from a snapshot has what the snapshot had", name)
 			}
