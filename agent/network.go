@@ -36,10 +36,23 @@ func (m machine) SetNetwork(n proto.Network) error {
 		return err
 	}
 	defer route.close()
-	if err := route.setLink(card, n.MAC); err != nil {
+	mac, err := net.ParseMAC(n.MAC)
+	if err != nil {
+		return err
+	}
+	was, err := card.hardwareAddress()
+	if err != nil {
+		return fmt.Errorf("read address of %s: %w", card.name, err)
+	}
+	if err := route.setLink(card, mac); err != nil {
 		return fmt.Errorf("set address of %s: %w", card.name, err)
 	}
 	v6 := speaksIPv6(card.name)
+	if v6 {
+		if err := route.renewLinkLocal(card, was, mac); err != nil {
+			return fmt.Errorf("set address of %s for its link: %w", card.name, err)
+		}
+	}
 	for _, text := range n.Addresses {
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p.Addr().Is6() && !v6 {
@@ -141,11 +154,7 @@ func openRoute() (*route, error) {
 func (r *route) close() { unix.Close(r.fd) }
 
 // setLink brings the interface up, with this address of the card.
-func (r *route) setLink(c card, mac string) error {
-	address, err := net.ParseMAC(mac)
-	if err != nil {
-		return err
-	}
+func (r *route) setLink(c card, address net.HardwareAddr) error {
 	body := make([]byte, unix.SizeofIfInfomsg)
 	binary.NativeEndian.PutUint32(body[4:], c.index)
 	binary.NativeEndian.PutUint32(body[8:], unix.IFF_UP)
@@ -155,6 +164,11 @@ func (r *route) setLink(c card, mac string) error {
 
 // addAddress gives the interface an address, at once: nobody else is on the link to ask for it.
 func (r *route) addAddress(c card, p netip.Prefix) error {
+	return r.do(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, addressBody(c, p))
+}
+
+// addressBody is a request's about an address of an interface.
+func addressBody(c card, p netip.Prefix) []byte {
 	family := byte(unix.AF_INET)
 	flags := byte(unix.IFA_F_PERMANENT)
 	if p.Addr().Is6() {
@@ -163,8 +177,7 @@ func (r *route) addAddress(c card, p netip.Prefix) error {
 	body := []byte{family, byte(p.Bits()), flags, unix.RT_SCOPE_UNIVERSE, 0, 0, 0, 0}
 	binary.NativeEndian.PutUint32(body[4:], c.index)
 	body = attribute(body, unix.IFA_LOCAL, p.Addr().AsSlice())
-	body = attribute(body, unix.IFA_ADDRESS, p.Addr().AsSlice())
-	return r.do(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
+	return attribute(body, unix.IFA_ADDRESS, p.Addr().AsSlice())
 }
 
 // setDefault makes the gateway the way to everywhere.
