@@ -40,8 +40,8 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	if os.Getenv(actsAsWorld) != "" {
-		if err := runWorld(); err != nil {
+	if files, world := os.LookupEnv(actsAsWorld); world {
+		if err := runWorld(files); err != nil {
 			fmt.Fprintln(os.Stderr, "world:", err)
 			os.Exit(1)
 		}
@@ -54,14 +54,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// shared is a data directory with images and a snapshot, made when the first
-// test needs them.
+// shared is a data directory with images and snapshots, made when the first
+// test needs them; of each snapshot what came of making it.
 var shared struct {
 	sync.Mutex
-	dir    string
-	images map[string]bool
-	base   error
-	made   bool
+	dir       string
+	images    map[string]bool
+	snapshots map[string]error
 }
 
 // host is one machine as a user of forkvm sees it.
@@ -98,7 +97,7 @@ func sharedDir(t *testing.T) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		shared.dir, shared.images = dir, map[string]bool{}
+		shared.dir, shared.images, shared.snapshots = dir, map[string]bool{}, map[string]error{}
 	}
 	return shared.dir
 }
@@ -237,30 +236,28 @@ func (h *host) image(name string) string {
 // base is a snapshot of a guest that has just booted from a disk.
 func (h *host) base() string {
 	h.t.Helper()
-	h.image("disk")
-	shared.Lock()
-	defer shared.Unlock()
-	if !shared.made {
-		shared.made = true
-		shared.base = h.makeBase()
-	}
-	if shared.base != nil {
-		h.t.Fatal(shared.base)
-	}
-	return "base"
+	return h.freeze("base", []string{"create", slowly, "--name", "base", "--memory", guestMemory, h.image("disk")})
 }
 
-func (h *host) makeBase() error {
-	for _, args := range [][]string{
-		{"create", slowly, "--name", "base", "--memory", guestMemory, "disk"},
-		{"snapshot", "base", "base", "--task", "test"},
-		{"rm", "-f", "base"},
-	} {
-		if r := h.forkvm(args...); r.code != 0 {
-			return fmt.Errorf("make a snapshot to start from: %v", r)
+// freeze returns the name of a snapshot of the VM that these calls of the program make. The first test makes it.
+func (h *host) freeze(name string, calls ...[]string) string {
+	h.t.Helper()
+	shared.Lock()
+	defer shared.Unlock()
+	err, made := shared.snapshots[name]
+	if !made {
+		for _, args := range append(calls, []string{"snapshot", name, name, "--task", "test"}, []string{"rm", "-f", name}) {
+			if r := h.forkvm(args...); r.code != 0 {
+				err = fmt.Errorf("make a snapshot to start from: %v", r)
+				break
+			}
 		}
+		shared.snapshots[name] = err
 	}
-	return nil
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return name
 }
 
 // start makes a VM from the base snapshot.

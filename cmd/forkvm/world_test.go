@@ -16,7 +16,8 @@ import (
 	"github.com/forkvm/forkvm/internal/testkit"
 )
 
-// actsAsWorld makes the test binary the world: every host on the internet, in a network namespace of its own.
+// actsAsWorld makes the test binary the world: every host on the internet, in a network namespace of its own. It is the
+// directory that its web servers serve, or empty.
 const actsAsWorld = "FORKVM_TEST_AS_WORLD"
 
 // Where the world's own servers are; it answers for all other addresses, too. The host is this machine's end of the link.
@@ -65,14 +66,18 @@ const (
 )
 
 // startWorld connects this machine to a world: packets to everywhere go there, and the machine's resolver is one of it.
-func startWorld(t *testing.T) *world {
+func startWorld(t *testing.T) *world { return startWorldWith(t, "") }
+
+// startWorldWith is startWorld for a world whose web servers have the files of a directory, if there is one. Their certificate
+// is put there.
+func startWorldWith(t *testing.T, files string) *world {
 	t.Helper()
 	testkit.RequireKVM(t)
 	if !testkit.InLab() {
 		t.Skip("changes the machine's routes and resolver: it is for the lab")
 	}
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), actsAsWorld+"=1")
+	cmd.Env = append(os.Environ(), actsAsWorld+"="+files)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	stdin, err := cmd.StdinPipe()

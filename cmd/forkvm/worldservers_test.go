@@ -7,14 +7,18 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/binary"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"math/big"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -23,7 +27,7 @@ import (
 )
 
 // runWorld is the world's own process: it does as standard input says.
-func runWorld() error {
+func runWorld(files string) error {
 	lines := bufio.NewScanner(os.Stdin)
 	if !lines.Scan() {
 		return errors.New("nobody says which link is the world's")
@@ -48,7 +52,7 @@ func runWorld() error {
 	if err != nil {
 		return err
 	}
-	if err := serveWorld(); err != nil {
+	if err := serveWorld(files); err != nil {
 		return err
 	}
 	fmt.Println(worldReady)
@@ -67,10 +71,18 @@ func runWorld() error {
 }
 
 // serveWorld opens the world's ports, at every address.
-func serveWorld() error {
+func serveWorld(files string) error {
 	certificate, err := worldCertificate()
 	if err != nil {
 		return err
+	}
+	var web http.Handler
+	if files != "" {
+		encoded := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]})
+		if err := os.WriteFile(filepath.Join(files, "certificate.pem"), encoded, 0o644); err != nil {
+			return err
+		}
+		web = http.FileServer(http.Dir(files))
 	}
 	for _, port := range []int{7, 22, 53, 80, 443, 853, 5000, 8080} {
 		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
@@ -79,6 +91,10 @@ func serveWorld() error {
 		}
 		if port == 443 {
 			l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{certificate}})
+		}
+		if web != nil && (port == 80 || port == 443) {
+			go http.Serve(l, web)
+			continue
 		}
 		go acceptAll(l, port)
 	}
@@ -97,13 +113,17 @@ func serveWorld() error {
 	return nil
 }
 
-// worldCertificate is one that nobody has signed.
+// worldCertificate is one that nobody else has signed, for some names.
 func worldCertificate() (c tls.Certificate, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return c, err
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(365 * 24 * time.Hour)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "world"}, DNSNames: []string{"git.good.test", "git.other.test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(365 * 24 * time.Hour),
+		BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
@@ -147,6 +167,9 @@ func acceptAll(l net.Listener, port int) {
 				m := make([]byte, binary.BigEndian.Uint16(size[:]))
 				io.ReadFull(c, m)
 				a := resolve(m)
+				if a == nil {
+					return
+				}
 				c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(a))), a...))
 			default:
 				io.Copy(io.Discard, c)
@@ -183,7 +206,9 @@ func answerAll(c *net.UDPConn, port int) {
 		}
 		answer := buffer[:n]
 		if port == 53 {
-			answer = resolve(answer)
+			if answer = resolve(answer); answer == nil {
+				continue
+			}
 		}
 		// What says where it came to says where the answer comes from.
 		c.WriteMsgUDPAddrPort(answer, control[:k], from)
@@ -254,6 +279,16 @@ func resolve(m []byte) []byte {
 	a := append([]byte(nil), m[:end]...)
 	a[2], a[3] = 0x81, 0x80
 	clear(a[6:12])
+	switch {
+	case strings.HasPrefix(name, "none."):
+		a[3] |= 3 // there is no such name
+		return a
+	case strings.HasPrefix(name, "broken."):
+		a[3] |= 2
+		return a
+	case strings.HasPrefix(name, "silent."):
+		return nil
+	}
 	add := func(kind uint16, data []byte) {
 		a[7]++
 		a = binary.BigEndian.AppendUint16(append(a, 0xc0, 12), kind)
@@ -266,6 +301,11 @@ func resolve(m []byte) []byte {
 			add(recordCNAME, []byte("\x01x\x04evil\x07example\x00"))
 		}
 		add(recordA, addressOf(name).AsSlice())
+		for i := range 59 {
+			if strings.HasPrefix(name, "many.") {
+				add(recordA, []byte{93, 184, 216, byte(100 + i)})
+			}
+		}
 	case recordAAAA:
 	default:
 		add(kind, []byte("\x04text"))
