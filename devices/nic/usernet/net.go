@@ -75,6 +75,7 @@ type Net struct {
 	dns     *resolver
 	doors   []io.Closer   // of published ports
 	pings   chan struct{} // one for each echo request that may be on its way
+	buffers sync.Pool     // *[copyBuffer]byte
 
 	rules atomic.Pointer[policy.Rules]
 	// connect opens the host's sockets, another way in tests.

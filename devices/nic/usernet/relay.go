@@ -194,7 +194,7 @@ func (n *Net) move(ctx context.Context, f *relay, byName bool) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, err := io.Copy(f.guest, fromServer)
+		err := n.copy(f.guest, fromServer)
 		f.half(err, f.guest.CloseWrite)
 	}()
 	first, err := n.opening(f, byName)
@@ -203,13 +203,29 @@ func (n *Net) move(ctx context.Context, f *relay, byName bool) {
 		_, err = f.server.Write(first)
 	}
 	if err == nil {
-		_, err = io.Copy(f.server, fromGuest)
+		err = n.copy(f.server, fromGuest)
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
 	f.half(err, f.server.CloseWrite)
 	<-done
+}
+
+// copyBuffer is how much of a connection is moved at a time, in bytes.
+const copyBuffer = 32 << 10
+
+// copy moves what a reader has. Most connections are short, and a buffer of its own for each would be most of what they cost the
+// process's memory: buffers are used again.
+func (n *Net) copy(to io.Writer, from io.Reader) error {
+	buffer, ok := n.buffers.Get().(*[copyBuffer]byte)
+	if !ok {
+		buffer = new([copyBuffer]byte)
+	}
+	defer n.buffers.Put(buffer)
+	// Nothing but Write: a socket's ReadFrom would make a buffer of its own.
+	_, err := io.CopyBuffer(struct{ io.Writer }{to}, from, buffer[:])
+	return err
 }
 
 // half ends one direction: politely, or after an error both at once.
