@@ -30,7 +30,7 @@ func (n *Node) admit(d machine.Demand) (release func(), err error) {
 // admitFork is admit for VMs that are made of a running one, which may be in another
 // control group.
 func (n *Node) admitFork(parent *VM, d machine.Demand) (release func(), err error) {
-	if linux.SameGroup(parent.PID, os.Getpid()) {
+	if parent.inOwnGroup() {
 		d.VMs, d.Freeze = d.VMs+1, true
 		return n.admit(d)
 	}

@@ -58,6 +58,8 @@ type Options struct {
 	// Ports are published on this host; a boot from an image makes a VM with a network card for them, too. No clone has its
 	// parent's.
 	Ports []policy.Port
+	// Enforce says who enforces Network: that of the parent for a fork if empty, otherwise EnforceAuto.
+	Enforce Enforcer
 }
 
 // demand is that of VMs with so much RAM, made with the same options.
@@ -74,6 +76,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.Recording == "" {
 		o.Recording = RecordJournal
+	}
+	if o.Enforce == "" {
+		o.Enforce = EnforceAuto
 	}
 }
 
@@ -203,6 +208,9 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 			if o.Recording == "" {
 				o.Recording = parent.Recording
 			}
+			if o.Enforce == "" {
+				o.Enforce = parent.enforcedAs()
+			}
 			o.setDefaults()
 			if o.Network == nil {
 				o.Network = parent.Record.Network
@@ -328,6 +336,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	}
 	if network != nil {
 		d.record.Network, d.record.Ports = &network.Policy, network.Ports
+		d.network, d.enforce = network, o.Enforce
 	}
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)

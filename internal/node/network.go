@@ -98,6 +98,10 @@ func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
 		if r.Network == nil {
 			return failure.New(failure.InvalidArgument, "vm %s has no network card", r.Name)
 		}
+		// The kernel first: what it has refused since then stays refused, whatever the VM's process answers.
+		if err := vm.setKernelPolicy(p); err != nil {
+			return err
+		}
 		r.Network = &p
 		return vm.call(ctx, func(c *process.Client, ctx context.Context) error {
 			_, err := c.Network(ctx, &p)

@@ -59,7 +59,7 @@ func Open(c Config) (*Node, error) {
 	}
 	n := &Node{config: c}
 	n.baselines.Dir = filepath.Join(c.DataDir, "cache", "baselines")
-	for _, dir := range []string{n.vmsDir(), n.waitingDir(), n.namesDir(), n.tmpDir()} {
+	for _, dir := range []string{n.vmsDir(), n.waitingDir(), n.namesDir(), n.groupsDir(), n.tmpDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, failure.As(failure.Internal, fmt.Errorf("open node: %w", err))
 		}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
@@ -52,6 +53,8 @@ type Record struct {
 	Network *policy.Policy `json:"network,omitempty"`
 	// Ports are those of this host behind which are the VM's.
 	Ports []policy.Port `json:"ports,omitempty"`
+	// Enforcement says who enforces that.
+	Enforcement *Enforcement `json:"network_enforcement,omitempty"`
 
 	// PID, Started and HostBoot together name the VM process.
 	PID      int    `json:"pid"`
@@ -133,6 +136,10 @@ type draft struct {
 	lock   *os.File
 	// prepared is the process that waits in it, nil if there is none yet.
 	prepared *process.Prepared
+
+	network *process.NetworkConfig // nil for a VM without a network card
+	enforce Enforcer               // who is to enforce its policy
+	group   *egress.Group          // of its process, nil if the kernel does not
 }
 
 // newDraft reserves a name and makes the directory. An empty name becomes one
@@ -295,7 +302,7 @@ func (vm *VM) locked(ctx context.Context, do func(r *Record) error) error {
 
 // prepare starts the draft's process and lets it make its virtual machine.
 func (d *draft) prepare(cpus int) error {
-	command, program, err := d.node.command(d.record.Network != nil)
+	command, program, err := d.node.command(d.network != nil)
 	if err != nil {
 		return err
 	}
@@ -305,7 +312,16 @@ func (d *draft) prepare(cpus int) error {
 		return err
 	}
 	defer device.Close()
+	if err := d.confine(); err != nil {
+		return err
+	}
+	var group *os.File
+	if d.group != nil {
+		defer d.group.Close()
+		group = d.group.File()
+	}
 	d.prepared, err = process.Prepare(process.PrepareConfig{
+		Group:     group,
 		Command:   command,
 		Directory: d.dir,
 		KVM:       device,
@@ -326,7 +342,11 @@ func (d *draft) start(ctx context.Context, c process.StartConfig) (*process.Star
 	if err != nil {
 		return nil, err
 	}
-	return d.node.startWatched(ctx, d.prepared, c)
+	started, err := d.node.startWatched(ctx, d.prepared, c)
+	if err == nil && d.group != nil {
+		err = d.group.Wait()
+	}
+	return started, err
 }
 
 // finish makes the draft a VM.
@@ -347,6 +367,10 @@ func (d *draft) abandon() {
 	if d.prepared != nil {
 		d.prepared.Kill()
 	}
+	if d.group != nil {
+		_ = d.group.Wait() // so that no policy comes when the group is gone
+	}
+	_ = d.node.removeGroup(d.record.ID) // with it all that is kept of it
 	d.node.release(d.record.Name, d.record.ID)
 	os.RemoveAll(d.node.rollout(d.record.ID).dir)
 	os.RemoveAll(d.dir)
@@ -411,8 +435,10 @@ func (n *Node) sweep(dir string) {
 	r, err := readRecord(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		_ = n.removeGroup(filepath.Base(dir))
 		os.RemoveAll(dir)
 	case err == nil && !(&VM{Record: *r}).begun():
+		_ = n.removeGroup(filepath.Base(dir))
 		n.release(r.Name, r.ID)
 		os.RemoveAll(n.rollout(r.ID).dir)
 		os.RemoveAll(dir)

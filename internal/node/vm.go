@@ -369,6 +369,9 @@ func (vm *VM) clear() error {
 
 // erase removes the VM's directory and name.
 func (vm *VM) erase() error {
+	if err := vm.node.removeGroup(filepath.Base(vm.dir)); err != nil {
+		return err
+	}
 	vm.node.release(vm.Name, vm.ID)
 	if err := os.RemoveAll(vm.dir); err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("remove vm (%s): %w", vm.Name, err))

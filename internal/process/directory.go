@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -28,7 +29,18 @@ const (
 
 // directory is a VM's own directory, reached through its descriptor: the VM
 // process has no path to it, nor to anything else.
-type directory struct{ file *os.File }
+type directory struct {
+	file *os.File
+	// root: it is all that the process sees of the file system.
+	root bool
+}
+
+// confine makes the directory the process's whole file system, and leaves the process no privileges.
+func (d *directory) confine() error {
+	err := linux.Confine(d.file)
+	d.root = err == nil
+	return err
+}
 
 func (d *directory) create(name string) (*os.File, error) {
 	fd, err := unix.Openat(int(d.file.Fd()), name, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
@@ -42,7 +54,11 @@ func (d *directory) create(name string) (*os.File, error) {
 // a Unix socket beside the VM's own, with the port behind its name.
 func (d *directory) connect(ctx context.Context, port uint32) (net.Conn, error) {
 	var dialer net.Dialer
-	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s_%d", d.file.Fd(), VsockSocket, port))
+	path := fmt.Sprintf("/proc/self/fd/%d", d.file.Fd())
+	if d.root {
+		path = ""
+	}
+	return dialer.DialContext(ctx, "unix", fmt.Sprintf("%s/%s_%d", path, VsockSocket, port))
 }
 
 // ReadLife reads what Client.Reset was given as the life of the VM in a directory,

@@ -28,6 +28,9 @@ type PrepareConfig struct {
 	KVM *os.File
 	// CPUs is the number of vCPUs.
 	CPUs int
+	// Group, if set, is the directory of a control group for the process, which then gives up all privileges and its view of the
+	// file system before its guest runs.
+	Group *os.File
 	// Launched, if set, is called with the process before it is told anything, so
 	// that it is on record before it is a VM. An error ends it.
 	Launched func(p *linux.Process) error
@@ -98,6 +101,9 @@ func spawn(c PrepareConfig, socket *os.File) (*linux.Process, error) {
 	cmd.Stderr = log
 	cmd.ExtraFiles = []*os.File{socket}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if c.Group != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(c.Group.Fd())
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start vm process: %w", err)
 	}
@@ -166,6 +172,7 @@ func (c *PrepareConfig) send(launcher *conn) error {
 		Console:   t.add(console),
 		KVM:       t.add(c.KVM),
 		CPUs:      c.CPUs,
+		Confined:  c.Group != nil,
 	}
 	return sent(launcher.send(request{Op: opPrepare, Prepare: &form}, t.files))
 }

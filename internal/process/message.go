@@ -114,6 +114,8 @@ type prepareForm struct {
 	Console   int `json:"console"`
 	KVM       int `json:"kvm"`
 	CPUs      int `json:"cpus"`
+	// Confined: the process gives up what it does not need before its guest runs.
+	Confined bool `json:"confined,omitempty"`
 }
 
 // startForm is the rest of machine.Config, and the identity, as they travel.

@@ -91,6 +91,7 @@ func (s *server) prepare(form *prepareForm, files []*os.File) error {
 	}
 	// The virtual machine's own descriptors are enough for it.
 	defer system.Close()
+	s.confined = form.Confined
 	s.prepared, err = machine.Prepare(system, form.CPUs)
 	return err
 }

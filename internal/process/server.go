@@ -64,6 +64,8 @@ type server struct {
 	options  Options
 	launcher *conn // from whom the start message comes
 
+	confined bool // gives up its privileges when it has built its machine
+
 	// Until the machine takes them over.
 	prepared *machine.Prepared
 	vsock    *net.UnixListener
@@ -97,7 +99,9 @@ func (s *server) build(form *startForm, files []*os.File, timeline *machine.Time
 		return err
 	}
 	timeline.End(phaseLayers)
-	s.machine, err = machine.New(config)
+	if s.machine, err = machine.New(config); err == nil && s.confined {
+		err = s.directory.confine()
+	}
 	return err
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
@@ -74,6 +75,10 @@ type fakeVM struct {
 func (v *fakeVM) SetNetwork(_ context.Context, p policy.Policy) error {
 	v.record.Network = &p
 	return nil
+}
+
+func (v *fakeVM) KernelRefused() (*egress.Refused, error) {
+	return &egress.Refused{Calls: 4, Packets: 1}, nil
 }
 
 func (v *fakeVM) NetworkStatus(context.Context) (*machine.NetworkStatus, error) {

@@ -99,7 +99,8 @@ func (c *cloneFlags) options(name string) (node.Options, error) {
 	}
 	ports, err := c.networkFlags.published()
 	return node.Options{
-		Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording, Network: network, Ports: ports,
+		Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording,
+		Network: network, Ports: ports, Enforce: c.networkFlags.by,
 	}, err
 }
 

@@ -12,8 +12,10 @@ import (
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/internal/node"
 )
 
 // networkFlags say what a VM may reach.
@@ -23,6 +25,7 @@ type networkFlags struct {
 	deny  []string
 	limit []string
 	ports []string // published
+	by    node.Enforcer
 }
 
 func modes() []policy.Mode { return []policy.Mode{policy.NoNetwork, policy.Allowlist, policy.Public} }
@@ -31,6 +34,8 @@ func (n *networkFlags) add(f *pflag.FlagSet) {
 	f.Var(choice[policy.Mode]{&n.mode, modes()}, "network", "what the guest may reach through its network card, which a VM from an image has only with this")
 	f.StringArrayVarP(&n.ports, "publish", "p", nil, "make a port of the guest one of this host: [ADDRESS:]PORT:GUEST[/udp]; again for more")
 	n.addEntries(f)
+	f.Var(choice[node.Enforcer]{&n.by, []node.Enforcer{node.EnforceAuto, node.EnforceKernel, node.EnforceUser}}, "network-enforce",
+		"who keeps the VM to that: the kernel below its process (needs root), its process alone, or whatever can be had; a fork has what its parent has")
 }
 
 // published returns the ports that the flags say.
@@ -149,6 +154,9 @@ type networkView struct {
 	Schema string         `json:"schema"`
 	VM     string         `json:"vm"`
 	Policy *policy.Policy `json:"policy"`
+	// Enforcement says who enforces the policy, KernelRefused what the kernel has refused to the VM's process.
+	Enforcement   *node.Enforcement `json:"enforcement"`
+	KernelRefused *egress.Refused   `json:"kernel_refused,omitempty"`
 	machine.NetworkStatus
 }
 
@@ -164,7 +172,10 @@ func (a *app) networkShowVerb() *cobra.Command {
 			return err
 		}
 		r := vm.Record()
-		v := networkView{Schema: networkSchema, VM: r.ID, Policy: r.Network, NetworkStatus: *status}
+		v := networkView{Schema: networkSchema, VM: r.ID, Policy: r.Network, Enforcement: r.Enforcement, NetworkStatus: *status}
+		if v.KernelRefused, err = vm.KernelRefused(); err != nil {
+			return err
+		}
 		if a.format.Machine() {
 			return output.WriteObject(a.Stdout, a.format, v)
 		}
@@ -176,6 +187,9 @@ func (a *app) networkShowVerb() *cobra.Command {
 // showNetwork prints the policy and, below it, what was refused.
 func (a *app) showNetwork(v *networkView) error {
 	fmt.Fprintf(a.Stdout, "policy: %s\n", strings.Join(policyWords(v.Policy), "\n  "))
+	if err := a.showEnforcement(v); err != nil {
+		return err
+	}
 	fmt.Fprintf(a.Stdout, "open: %d connections, %d UDP sessions\n", v.Connections, v.Sessions)
 	fmt.Fprintf(a.Stdout, "sent: %s, received: %s\nrefused: %d\n", output.Size(int64(v.SentBytes)), output.Size(int64(v.ReceivedBytes)), v.Refused)
 	for _, r := range v.Refusals {
@@ -239,4 +253,17 @@ func describeRefused(r journal.Refused) string {
 		words = append(words, fmt.Sprintf("%d others", r.Others))
 	}
 	return strings.Join(words, "; ")
+}
+
+// showEnforcement says who enforces the policy.
+func (a *app) showEnforcement(v *networkView) (err error) {
+	switch {
+	case v.KernelRefused != nil:
+		_, err = fmt.Fprintf(a.Stdout, "enforced by: the kernel, below the vm's process; refused to that: %d calls, %d packets\n", v.KernelRefused.Calls, v.KernelRefused.Packets)
+	case v.Enforcement != nil && v.Enforcement.Reason != "":
+		_, err = fmt.Fprintf(a.Stdout, "enforced by: the vm's process alone; %s\n", v.Enforcement.Reason)
+	default:
+		_, err = fmt.Fprintln(a.Stdout, "enforced by: the vm's process alone")
+	}
+	return err
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/guest/image"
+	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/machine"
@@ -115,6 +116,8 @@ type Life interface {
 	// SetNetwork replaces what the VM may reach.
 	SetNetwork(ctx context.Context, p policy.Policy) error
 	NetworkStatus(ctx context.Context) (*machine.NetworkStatus, error)
+	// KernelRefused says what the kernel has refused to the VM's process, nil if it does not enforce the policy.
+	KernelRefused() (*egress.Refused, error)
 }
 
 // Copier makes more of a VM.

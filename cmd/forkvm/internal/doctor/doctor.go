@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/kvm/probe"
@@ -58,7 +59,7 @@ type Config struct {
 // like every command that uses them.
 func Run(ctx context.Context, c Config) Report {
 	r := Report{Schema: Schema, Usable: true}
-	r.add(checkKVM(ctx), checkKernel(), checkMemory(), checkDirectories(c), checkSpace(c.DataDir), checkFiles(c.DataDir), checkHugePages(c.RunDir))
+	r.add(checkKVM(ctx), checkKernel(), checkMemory(), checkDirectories(c), checkSpace(c.DataDir), checkFiles(c.DataDir), checkHugePages(c.RunDir), checkEnforcement())
 	return r
 }
 
@@ -154,6 +155,20 @@ func checkKernel() Check {
 			"Linux 6.7 or later finds them with one system call")
 	}
 	return c.ok("Linux " + release)
+}
+
+// checkEnforcement tells whether network policies hold for a VM's process, too.
+func checkEnforcement() Check {
+	c := Check{Name: "network_enforcement"}
+	err := egress.Available()
+	var unavailable *egress.UnavailableError
+	switch {
+	case errors.As(err, &unavailable):
+		return c.warning("VM processes alone enforce network policies: "+unavailable.Cause.Error(), unavailable.Fix)
+	case err != nil:
+		return c.warning(err.Error(), "")
+	}
+	return c.ok("the kernel enforces network policies below the processes of VMs")
 }
 
 // Sizes below which VMs are going to be in trouble, in bytes.

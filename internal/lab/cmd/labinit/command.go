@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -136,18 +137,24 @@ func (c *command) kill() {
 	}
 }
 
-// left names the live processes of the command's control group.
-func (c *command) left() []string {
-	procs, err := os.ReadFile(filepath.Join(c.group, "cgroup.procs"))
-	if err != nil {
-		return nil
-	}
-	var names []string
-	for _, pid := range strings.Fields(string(procs)) {
-		if name := liveName(pid); name != "" {
-			names = append(names, pid+" "+name)
+// left names the live processes of the command's control group, and of those below it.
+func (c *command) left() (names []string) {
+	// What cannot be read is gone.
+	_ = filepath.WalkDir(c.group, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.Name() != "cgroup.procs" {
+			return nil
 		}
-	}
+		procs, err := os.ReadFile(path)
+		if err != nil {
+			return nil
+		}
+		for _, pid := range strings.Fields(string(procs)) {
+			if name := liveName(pid); name != "" {
+				names = append(names, pid+" "+name)
+			}
+		}
+		return nil
+	})
 	return names
 }
 

@@ -1,0 +1,165 @@
+package node
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/egress"
+	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/linux"
+)
+
+// Enforcer is who keeps a VM to its network policy.
+type Enforcer string
+
+// The enforcers.
+const (
+	// EnforceAuto is the kernel where that can be had, otherwise the VM's process alone.
+	EnforceAuto Enforcer = "auto"
+	// EnforceKernel is the kernel below the VM's process: a VM for which that cannot be had is not made.
+	EnforceKernel Enforcer = "kernel"
+	// EnforceUser is the VM's process alone.
+	EnforceUser Enforcer = "user"
+)
+
+// Enforcement is who keeps a VM to its network policy, and how.
+type Enforcement struct {
+	By Enforcer `json:"by"` // EnforceKernel or EnforceUser
+	// Group is the directory of the VM's own control group, if By is EnforceKernel; Node.group is for who acts on it.
+	Group string `json:"group,omitempty"`
+	// Reason says why the kernel does not, although it was to if it can.
+	Reason string `json:"reason,omitempty"`
+}
+
+// The groups of VMs are on record in a directory of their own, by the VM's ID: what a VM's record says of its group, its process, which has that in its
+// reach, may have written.
+func (n *Node) groupsDir() string { return filepath.Join(n.config.RunDir, "groups") }
+
+// group is the directory of a VM's control group, "" if the kernel does not enforce the VM's policy.
+func (n *Node) group(id string) string {
+	path, err := os.Readlink(filepath.Join(n.groupsDir(), id))
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+// removeGroup removes a VM's control group, with whatever is still in it.
+func (n *Node) removeGroup(id string) error {
+	path := n.group(id)
+	if path == "" {
+		return nil
+	}
+	err := egress.Remove(path, id)
+	if err == nil {
+		if err = os.Remove(filepath.Join(n.groupsDir(), id)); errors.Is(err, fs.ErrNotExist) {
+			err = nil // somebody else has
+		}
+	}
+	return failureOf(err)
+}
+
+func failureOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	return failure.As(failure.Internal, err)
+}
+
+// group is the VM's, see Node.group.
+func (vm *VM) group() string { return vm.node.group(filepath.Base(vm.dir)) }
+
+// enforcedAs is how a child's policy is enforced of which nobody has said how: like its parent's.
+func (vm *VM) enforcedAs() Enforcer {
+	switch {
+	case vm.group() != "":
+		return EnforceKernel
+	case vm.Enforcement == nil || vm.Enforcement.Reason != "":
+		return EnforceAuto
+	}
+	return EnforceUser
+}
+
+// confine makes the control group of the draft's process, if there is to be one.
+func (d *draft) confine() error {
+	if d.network == nil {
+		return nil
+	}
+	d.record.Enforcement = &Enforcement{By: EnforceUser}
+	if d.enforce == EnforceUser {
+		return nil
+	}
+	regions, err := kernelPolicy(d.network.Policy, d.network.Resolvers)
+	if err != nil {
+		return err
+	}
+	group, err := egress.Create(d.record.ID, regions, d.network.Ports)
+	var unavailable *egress.UnavailableError
+	switch {
+	case errors.As(err, &unavailable) && d.enforce == EnforceKernel:
+		return failure.New(failure.NetworkUnenforced, "%w; or go without, with --network-enforce user", err)
+	case errors.As(err, &unavailable):
+		d.record.Enforcement.Reason = unavailable.Error()
+		return nil
+	case err != nil:
+		return err
+	}
+	if err := os.Symlink(group.Path, filepath.Join(d.node.groupsDir(), d.record.ID)); err != nil {
+		_ = group.Wait() // so that no policy comes when the group is gone
+		group.Close()
+		return errors.Join(err, egress.Remove(group.Path, d.record.ID))
+	}
+	d.record.Enforcement = &Enforcement{By: EnforceKernel, Group: group.Path}
+	d.group = group
+	return nil
+}
+
+// kernelPolicy is what the kernel is to allow.
+func kernelPolicy(p policy.Policy, resolvers []netip.AddrPort) ([]policy.Region, error) {
+	rules, err := p.Compile()
+	if err != nil {
+		return nil, failure.As(failure.InvalidArgument, err)
+	}
+	host, err := linux.HostAddresses()
+	if err != nil {
+		return nil, err
+	}
+	return rules.Regions(policy.Surroundings{Host: host, Resolvers: resolvers}), nil
+}
+
+// setKernelPolicy replaces what the kernel allows the VM, if it enforces that.
+func (vm *VM) setKernelPolicy(p policy.Policy) error {
+	group := vm.group()
+	if group == "" {
+		return nil
+	}
+	regions, err := kernelPolicy(p, hostResolvers(resolvPath))
+	if err == nil {
+		err = egress.SetPolicy(group, regions)
+	}
+	return failureOf(err)
+}
+
+// KernelRefused says what the kernel has refused to the VM's process, nil if it does not enforce the policy.
+func (vm *VM) KernelRefused() (*egress.Refused, error) {
+	group := vm.group()
+	if group == "" {
+		return nil, nil
+	}
+	r, err := egress.RefusedBy(group)
+	return &r, failureOf(err)
+}
+
+// inOwnGroup reports whether the VM's process counts towards the limits of the calling process's control group.
+func (vm *VM) inOwnGroup() bool {
+	group := vm.group()
+	if group == "" {
+		return linux.SameGroup(vm.PID, os.Getpid())
+	}
+	own, err := linux.ControlGroup()
+	return err == nil && filepath.Dir(group) == own
+}
