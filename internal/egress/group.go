@@ -105,8 +105,7 @@ func (g *Group) attach(id uint64, ports []policy.Port) error {
 	return attachAll(g.dir, list)
 }
 
-// Wait returns when the policy is in force, or why it will never be. The kernel first lets all programs that run on any processor
-// come to their end, which takes it ten milliseconds and no work.
+// Wait returns when the policy is in force, or why it will never be.
 func (g *Group) Wait() error {
 	<-g.set
 	return explain(g.err)
@@ -127,17 +126,53 @@ func number(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// set makes a group's policy and puts it where the programs look.
+// set makes a group's policy and puts it where the programs look. It returns when they find it there.
 func set(policies *ebpf.Map, id uint64, regions []policy.Region, how ebpf.MapUpdateFlags) error {
 	m, err := trie.New(regions)
 	if err != nil {
 		return err
 	}
-	defer m.Close()
-	if err := policies.Update(id, m, how); err != nil {
+	wanted, err := mapID(m)
+	var own *ebpf.Map
+	if err == nil {
+		own, err = policies.Clone()
+	}
+	if err != nil {
+		m.Close()
 		return fmt.Errorf("set policy: %w", err)
 	}
-	return nil
+	// The call returns when every program that may have found the policy before has come to its end. That takes the kernel some ten
+	// milliseconds without work, for which nobody has to wait.
+	put := make(chan error, 1)
+	go func() {
+		defer m.Close()
+		defer own.Close()
+		put <- own.Update(id, m, how)
+	}()
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		select {
+		case err := <-put:
+			if err != nil {
+				return fmt.Errorf("set policy: %w", err)
+			}
+			return nil
+		default:
+		}
+		var there ebpf.MapID
+		if policies.Lookup(id, &there) == nil && there == wanted {
+			return nil
+		}
+		time.Sleep(pause)
+	}
+}
+
+func mapID(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID() // since Linux 4.13
+	return id, nil
 }
 
 // File is the group's directory, to start a process in. It stays the group's.
