@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"strings"
@@ -91,9 +92,7 @@ func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
 	if _, err := p.Compile(); err != nil {
 		return failure.As(failure.InvalidArgument, err)
 	}
-	if err := vm.noteRefusals(); err != nil { // of the policy before
-		return err
-	}
+	var refused journal.Refused // most of it by the policy before
 	err := vm.change(ctx, func(r *Record) error {
 		if r.Network == nil {
 			return failure.New(failure.InvalidArgument, "vm %s has no network card", r.Name)
@@ -103,15 +102,17 @@ func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
 			return err
 		}
 		r.Network = &p
-		return vm.call(ctx, func(c *process.Client, ctx context.Context) error {
-			_, err := c.Network(ctx, &p)
+		return vm.call(ctx, func(c *process.Client, ctx context.Context) (err error) {
+			_, refused, err = c.Network(ctx, &p)
 			return err
 		})
 	})
-	if err == nil {
-		_, err = vm.Note(journal.EventNetwork, p)
+	if err != nil || !vm.recorded() {
+		return err
 	}
-	return err
+	before := vm.noteRefused(refused)
+	_, err = vm.rollout().Note(journal.EventNetwork, p)
+	return errors.Join(before, err)
 }
 
 // NetworkStatus says what the VM's network has seen.
@@ -119,12 +120,13 @@ func (vm *VM) NetworkStatus(ctx context.Context) (status *machine.NetworkStatus,
 	if vm.Network == nil {
 		return nil, failure.New(failure.InvalidArgument, "vm %s has no network card", vm.Name)
 	}
+	var refused journal.Refused
 	err = vm.call(ctx, func(c *process.Client, ctx context.Context) error {
-		status, err = c.Network(ctx, nil)
+		status, refused, err = c.Network(ctx, nil)
 		return err
 	})
-	if err == nil {
-		err = vm.noteRefusals()
+	if err == nil && vm.recorded() {
+		err = vm.noteRefused(refused)
 	}
 	return status, err
 }

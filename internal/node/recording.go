@@ -50,9 +50,17 @@ func (vm *VM) noteRefusals() error {
 		return nil
 	}
 	r, err := vm.takeRefusals()
-	if err == nil && !r.Empty() {
-		_, err = vm.rollout().Note(journal.EventRefused, r)
+	if err != nil {
+		return err
 	}
+	return vm.noteRefused(r)
+}
+
+func (vm *VM) noteRefused(r journal.Refused) error {
+	if r.Empty() {
+		return nil
+	}
+	_, err := vm.rollout().Note(journal.EventRefused, r)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
+	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 )
@@ -39,32 +40,37 @@ func (s *server) addNetwork(c *machine.Config, form *startForm) error {
 }
 
 // network replaces the policy, unless it is nil, and says what the network has seen.
-func (s *server) network(p *policy.Policy) (*machine.NetworkStatus, *failure.Error) {
+func (s *server) network(p *policy.Policy) response {
 	if p != nil {
 		rules, err := p.Compile()
 		if err != nil {
-			return nil, failure.As(failure.InvalidArgument, err)
+			return response{Error: failure.As(failure.InvalidArgument, err)}
 		}
 		if err := s.machine.SetPolicy(rules); err != nil {
-			return nil, s.explain(err)
+			return response{Error: s.explain(err)}
 		}
 	}
 	status, err := s.machine.NetworkStatus()
 	if err != nil {
-		return nil, s.explain(err)
+		return response{Error: s.explain(err)}
 	}
-	return &status, nil
+	refused := s.unreported.take(&status.Status)
+	return response{Network: &status, Refused: &refused}
 }
 
-// Network returns what the guest's network has seen. With a policy, that is the guest's from now on.
-func (c *Client) Network(ctx context.Context, p *policy.Policy) (*machine.NetworkStatus, error) {
+// Network returns what the guest's network has seen, and, as Refusals, what is new of what it was refused. With a policy, that is
+// the guest's from now on.
+func (c *Client) Network(ctx context.Context, p *policy.Policy) (status *machine.NetworkStatus, refused journal.Refused, err error) {
 	resp, files, err := c.call(ctx, request{Op: opNetwork, Policy: p}, nil)
 	linux.CloseFiles(files...)
 	if err != nil {
-		return nil, err
+		return nil, refused, err
 	}
 	if resp.Network == nil {
-		return nil, failure.New(failure.Internal, "vm process said nothing of its network")
+		return nil, refused, failure.New(failure.Internal, "vm process said nothing of its network")
 	}
-	return resp.Network, nil
+	if resp.Refused != nil {
+		refused = *resp.Refused
+	}
+	return resp.Network, refused, nil
 }

@@ -273,8 +273,7 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 	case opReset:
 		return s.reset(c, req, files)
 	case opNetwork:
-		status, err := s.network(req.Policy)
-		return c.send(response{Network: status, Error: err}, nil)
+		return c.send(s.network(req.Policy), nil)
 	case opRefusals:
 		refused, err := s.refusals()
 		if err != nil {
