@@ -95,7 +95,7 @@ var rules = []rule{
 		"records outlive the code around them, and whoever reads them needs no machine"},
 	{"internal/failure", []string{"kvm/...", "vmm", "snapshot/...", "guest/..."}, []string{sys},
 		"turns errors of all packages into codes for users"},
-	{"internal/judge", []string{"agent/client", "agent/proto", "agent/tree", "guest/task", "internal/failure", "vmm"}, nil,
+	{"internal/judge", []string{"agent/client", "agent/proto", "agent/tree", "guest/task", "internal/failure", "internal/linux", "vmm"}, nil,
 		"it makes no machine, and knows of them how they end"},
 	{"internal/process/...", []string{"internal/...", "kvm/...", "vmm/...", "devices", "devices/nic/policy", "snapshot/...", "agent/client", "agent/proto"}, []string{sys},
 		"one machine in a process of its own"},

@@ -11,6 +11,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // object is egress.c, compiled.
@@ -97,8 +99,8 @@ func install() error {
 		return err
 	}
 	defer root.Close()
-	if err := unix.Flock(int(root.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("lock %s: %w", pinRoot, err)
+	if err := linux.Flock(root, unix.LOCK_EX); err != nil {
+		return err
 	}
 	if _, err := os.Stat(filepath.Join(pinDir, policiesMap)); err == nil {
 		return nil // another one was faster

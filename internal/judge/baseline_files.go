@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // baselineFiles is a directory of surveys, each in a file that has its name of what it is
@@ -26,7 +26,7 @@ func (d baselineFiles) find(key baseline) (s client.Survey, found bool) {
 	return s, err == nil && json.Unmarshal(b, &s) == nil
 }
 
-// keep writes a file that appears complete or not at all.
+// keep makes a survey's file.
 func (d baselineFiles) keep(key baseline, s client.Survey) error {
 	b, err := json.Marshal(s)
 	if err != nil {
@@ -38,18 +38,7 @@ func (d baselineFiles) keep(key baseline, s client.Survey) error {
 	if err := d.makeRoom(); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(string(d), ".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), d.path(key))
-	}
-	if err != nil {
-		os.Remove(f.Name())
-	}
-	return err
+	return linux.WriteWhole(d.path(key), b)
 }
 
 // makeRoom removes the oldest files until there is room for one more, those that somebody

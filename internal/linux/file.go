@@ -99,6 +99,24 @@ func NextData(f *os.File, offset int64) (start, end int64, err error) {
 	return start, end, nil
 }
 
+// WriteWhole writes a file that appears under its name complete or not at all, for the
+// calling user alone. It is in the kernel's memory then, not on stable storage. Of a
+// process that dies here a file is left whose name begins with ".new-".
+func WriteWhole(path string, b []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}
+
 // Flock takes or gives back a lock on an open file, see flock(2). A signal does not
 // end the wait for it.
 func Flock(f *os.File, how int) error {

@@ -116,7 +116,7 @@ func (s *server) detach(ctx context.Context) error {
 }
 
 // rehearse has encoding/json find out ahead how the start's messages are made, which it
-// does once in each process: 0.3 ms of a create for which one waits.
+// does once in each process.
 func rehearse() {
 	for _, message := range []any{request{}, response{}} {
 		_, _ = json.Marshal(message)

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -90,9 +91,12 @@ func (r *Rules) opened(t Target, closed netip.Prefix) bool {
 	return false
 }
 
+// resolverPorts are those of resolvers, plain and over TLS, in order.
+var resolverPorts = []uint16{53, 853}
+
 // listed looks for an entry. Names are resolved by the guest's resolver alone: others have to be asked for by their port.
 func (r *Rules) listed(t Target) Verdict {
-	resolver := t.Protocol != ICMP && (t.Port == 53 || t.Port == 853)
+	resolver := t.Protocol != ICMP && slices.Contains(resolverPorts, t.Port)
 	v := refused(ReasonNotAllowed)
 	for i := range r.allow {
 		rule := &r.allow[i]

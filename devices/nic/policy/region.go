@@ -170,7 +170,12 @@ func (b *regions) ports(p netip.Prefix, counts func(*rule) bool, spare bool) (li
 			case protocol == ICMP:
 				list = append(list, Ports{ICMP, 0, 0})
 			case spare && !e.ports:
-				list = append(list, Ports{protocol, 0, 52}, Ports{protocol, 54, 852}, Ports{protocol, 854, 65535})
+				first := uint16(0)
+				for _, port := range resolverPorts {
+					list = append(list, Ports{protocol, first, port - 1})
+					first = port + 1
+				}
+				list = append(list, Ports{protocol, first, 65535})
 			default:
 				list = append(list, Ports{protocol, e.first, e.last})
 			}
