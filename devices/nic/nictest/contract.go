@@ -38,10 +38,11 @@ type World interface {
 // Allow is a policy of these entries.
 func Allow(t testing.TB, entries ...string) *policy.Rules {
 	t.Helper()
-	return compile(t, policy.Policy{Mode: policy.Allowlist, Allow: entries})
+	return Compile(t, policy.Policy{Mode: policy.Allowlist, Allow: entries})
 }
 
-func compile(t testing.TB, p policy.Policy) *policy.Rules {
+// Compile makes rules of a policy that is good.
+func Compile(t testing.TB, p policy.Policy) *policy.Rules {
 	t.Helper()
 	r, err := p.Compile()
 	if err != nil {
@@ -125,20 +126,7 @@ func testTCP(t *testing.T, w World) {
 	families(t, func(t *testing.T, six bool) {
 		server := echoTCP(t, w, six)
 		g := NewGuest(t, w.New(t, Allow(t, server.String())))
-		c, err := g.DialTCP(server)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-		go func() {
-			c.Write(sent)
-			c.CloseWrite()
-		}()
-		got, err := io.ReadAll(c)
-		if err != nil || !bytes.Equal(got, sent) {
-			t.Fatalf("%d of %d bytes came back: %v", len(got), len(sent), err)
-		}
+		g.ThereAndBack(server)
 	})
 }
 
@@ -218,7 +206,7 @@ func testRefused(t *testing.T, w World) {
 
 func testNoNetwork(t *testing.T, w World) {
 	server := echoTCP(t, w, false)
-	n := w.New(t, compile(t, policy.Policy{}))
+	n := w.New(t, Compile(t, policy.Policy{}))
 	g := NewGuest(t, n)
 	g.refusedTCP(server)
 	g.refusal(n, policy.ReasonNoNetwork, "tcp")
@@ -327,26 +315,26 @@ func hostile(to netip.Addr) (list []struct {
 	syn[12], syn[13] = 0x50, 2
 	datagram := []byte{0, 9, 0, 80, 0, 8, 0, 0}
 	g4, g6, remote6 := nic.Guest4.String(), nic.Guest6.String(), "2606:2800:220:1::1"
-	good := ethernet4(packet4(g4, to.String(), tcp, syn))
-	add("another card's", change(good, 6, 2, 9, 9, 9, 9, 9), "station")
-	add("to another card", change(good, 0, 2, 9, 9, 9, 9, 9), "station")
-	add("in another's name", ethernet4(packet4("10.0.2.16", to.String(), tcp, syn)), "source")
-	add("in the gateway's name", ethernet4(packet4("10.0.2.2", to.String(), udp, datagram)), "source")
-	add("in another's name, IPv6", frameOf(0x86dd, packet6("2001:db8::9", remote6, udp, datagram)), "source")
-	add("ARP as the gateway", frameOf(0x0806, arpMessage(2, Card, "10.0.2.2", g4)), "forged")
-	add("ARP as another card", frameOf(0x0806, arpMessage(2, nic.MAC{2, 9}, g4, g4)), "forged")
-	add("router advertisement", frameOf(0x86dd, packet6("fe80::1", "ff02::1", icmp6, []byte{134, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})), "forged")
-	add("redirect", frameOf(0x86dd, packet6("fe80::1", g6, icmp6, redirect())), "forged")
-	add("source route", ethernet4(change(packet4(g4, to.String(), tcp, append([]byte{131, 3, 4, 0}, syn...)), 0, 0x46)), "options")
-	add("routing header", frameOf(0x86dd, packet6(g6, remote6, 43, make([]byte, 24))), "options")
-	add("VLAN", frameOf(0x8100, append([]byte{0, 1, 8, 0}, good[14:]...)), "ether_type")
-	add("local experiment", frameOf(0x88b5, make([]byte, 60)), "ether_type")
-	add("GRE", ethernet4(packet4(g4, to.String(), gre, make([]byte, 8))), "refused")
-	add("longer than it is", change(good, 14+2, 0xff, 0xff), "short")
+	good := Frame(0x0800, Packet4(g4, to.String(), tcp, syn))
+	add("another card's", Change(good, 6, 2, 9, 9, 9, 9, 9), "station")
+	add("to another card", Change(good, 0, 2, 9, 9, 9, 9, 9), "station")
+	add("in another's name", Frame(0x0800, Packet4("10.0.2.16", to.String(), tcp, syn)), "source")
+	add("in the gateway's name", Frame(0x0800, Packet4("10.0.2.2", to.String(), udp, datagram)), "source")
+	add("in another's name, IPv6", Frame(0x86dd, Packet6("2001:db8::9", remote6, udp, datagram)), "source")
+	add("ARP as the gateway", Frame(0x0806, ARP(2, Card, "10.0.2.2", g4)), "forged")
+	add("ARP as another card", Frame(0x0806, ARP(2, nic.MAC{2, 9}, g4, g4)), "forged")
+	add("router advertisement", Frame(0x86dd, Packet6("fe80::1", "ff02::1", icmp6, []byte{134, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})), "forged")
+	add("redirect", Frame(0x86dd, Packet6("fe80::1", g6, icmp6, redirect())), "forged")
+	add("source route", Frame(0x0800, Change(Packet4(g4, to.String(), tcp, append([]byte{131, 3, 4, 0}, syn...)), 0, 0x46)), "options")
+	add("routing header", Frame(0x86dd, Packet6(g6, remote6, 43, make([]byte, 24))), "options")
+	add("VLAN", Frame(0x8100, append([]byte{0, 1, 8, 0}, good[14:]...)), "ether_type")
+	add("local experiment", Frame(0x88b5, make([]byte, 60)), "ether_type")
+	add("GRE", Frame(0x0800, Packet4(g4, to.String(), gre, make([]byte, 8))), "refused")
+	add("longer than it is", Change(good, 14+2, 0xff, 0xff), "short")
 	add("IP cut off", good[:14+19], "short")
-	add("later fragment of nothing", change(ethernet4(packet4(g4, to.String(), udp, datagram)), 14+6, 0, 3), "")
-	add("first fragment without ports", change(ethernet4(packet4(g4, to.String(), udp, datagram[:3])), 14+6, 0x20, 0), "")
-	add("later fragment of nothing, IPv6", frameOf(0x86dd, packet6(g6, remote6, fragment, append([]byte{udp, 0, 0, 8, 0, 0, 0, 1}, datagram...))), "")
+	add("later fragment of nothing", Change(Frame(0x0800, Packet4(g4, to.String(), udp, datagram)), 14+6, 0, 3), "")
+	add("first fragment without ports", Change(Frame(0x0800, Packet4(g4, to.String(), udp, datagram[:3])), 14+6, 0x20, 0), "")
+	add("later fragment of nothing, IPv6", Frame(0x86dd, Packet6(g6, remote6, fragment, append([]byte{udp, 0, 0, 8, 0, 0, 0, 1}, datagram...))), "")
 	for n := range 14 + 40 {
 		add(fmt.Sprintf("%d bytes", n), good[:min(n, len(good))], "")
 	}
@@ -355,45 +343,6 @@ func hostile(to netip.Addr) (list []struct {
 
 // redirect is a message of neighbour discovery that only routers send.
 func redirect() []byte { return append([]byte{137, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 32)...) }
-
-func frameOf(kind uint16, packet []byte) []byte {
-	f := append(nic.GatewayMAC[:], Card[:]...)
-	return append(binary.BigEndian.AppendUint16(f, kind), packet...)
-}
-
-func ethernet4(packet []byte) []byte { return frameOf(0x0800, packet) }
-
-func packet4(from, to string, protocol byte, payload []byte) []byte {
-	a, b := netip.MustParseAddr(from).As4(), netip.MustParseAddr(to).As4()
-	p := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol, 0, 0}
-	p = append(append(append(p, a[:]...), b[:]...), payload...)
-	binary.BigEndian.PutUint16(p[2:], uint16(len(p)))
-	sum := uint32(0)
-	for i := 0; i < 20; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(p[i:]))
-	}
-	binary.BigEndian.PutUint16(p[10:], ^uint16(sum>>16+sum&0xffff))
-	return p
-}
-
-func packet6(from, to string, next byte, payload []byte) []byte {
-	a, b := netip.MustParseAddr(from).As16(), netip.MustParseAddr(to).As16()
-	p := []byte{0x60, 0, 0, 0, byte(len(payload) >> 8), byte(len(payload)), next, 255}
-	return append(append(append(p, a[:]...), b[:]...), payload...)
-}
-
-func arpMessage(operation byte, mac nic.MAC, sender, target string) []byte {
-	a, b := netip.MustParseAddr(sender).As4(), netip.MustParseAddr(target).As4()
-	p := append([]byte{0, 1, 8, 0, 6, 4, 0, operation}, mac[:]...)
-	p = append(append(p, a[:]...), make([]byte, 6)...)
-	return append(p, b[:]...)
-}
-
-func change(b []byte, at int, v ...byte) []byte {
-	b = bytes.Clone(b)
-	copy(b[at:], v)
-	return b
-}
 
 // Case D7: tricks below and in IP end at the network, and the guest goes on.
 func testHostile(t *testing.T, w World) {

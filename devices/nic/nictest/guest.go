@@ -3,7 +3,9 @@
 package nictest
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -251,4 +253,23 @@ func (g *Guest) Eventually(what string, done func() bool) {
 func (g *Guest) Unreachable() uint64 {
 	s := g.Stack.Stats().ICMP
 	return s.V4.PacketsReceived.DstUnreachable.Value() + s.V6.PacketsReceived.DstUnreachable.Value()
+}
+
+// ThereAndBack carries a megabyte to a server that sends everything back.
+func (g *Guest) ThereAndBack(server netip.AddrPort) {
+	g.Helper()
+	c, err := g.DialTCP(server)
+	if err != nil {
+		g.Fatal(err)
+	}
+	defer c.Close()
+	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+	go func() {
+		c.Write(sent)
+		c.CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil || !bytes.Equal(got, sent) {
+		g.Fatalf("%d of %d bytes came back: %v", len(got), len(sent), err)
+	}
 }

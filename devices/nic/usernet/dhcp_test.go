@@ -9,6 +9,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/devices/nic/nictest"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -23,7 +24,7 @@ func bootMessage(message byte, options ...byte) []byte {
 }
 
 func TestDHCP(t *testing.T) {
-	n, err := New(Config{Guest: guestMAC, MTU: 1400, Policy: compile(t, policy.Policy{})})
+	n, err := New(Config{Guest: guestMAC, MTU: 1400, Policy: nictest.Compile(t, policy.Policy{})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,15 +44,15 @@ func TestDHCP(t *testing.T) {
 		{"a renewal", has, dhcpAck},
 		{"a question", bootMessage(dhcpInform), dhcpAck},
 		{"a release", bootMessage(7), 0},
-		{"another card's", change(bootMessage(dhcpDiscover), bootCard, 2, 9), 0},
-		{"an answer", change(bootMessage(dhcpDiscover), 0, bootReply), 0},
-		{"no cookie", change(bootMessage(dhcpDiscover), bootCookie, 0), 0},
+		{"another card's", nictest.Change(bootMessage(dhcpDiscover), bootCard, 2, 9), 0},
+		{"an answer", nictest.Change(bootMessage(dhcpDiscover), 0, bootReply), 0},
+		{"no cookie", nictest.Change(bootMessage(dhcpDiscover), bootCookie, 0), 0},
 		{"a short one", bootMessage(dhcpDiscover)[:100], 0},
 		{"an option without its end", append(bootMessage(dhcpDiscover)[:bootOptions], optionMessage, 9, dhcpDiscover), 0},
 	} {
 		udp := append([]byte{0, dhcpClientPort, 0, dhcpServerPort, 0, 0, 0, 0}, c.ask...)
-		f := frame(etherIPv4, packet4("0.0.0.0", "255.255.255.255", protocolUDP, udp))
-		n.Send(nic.Frame{Data: change(f, 0, 255, 255, 255, 255, 255, 255)})
+		f := nictest.Frame(etherIPv4, nictest.Packet4("0.0.0.0", "255.255.255.255", protocolUDP, udp))
+		n.Send(nic.Frame{Data: nictest.Change(f, 0, 255, 255, 255, 255, 255, 255)})
 		reply, ok := n.Next()
 		if !ok {
 			if c.answer != 0 {
@@ -81,7 +82,7 @@ func TestDHCP(t *testing.T) {
 func FuzzDHCP(f *testing.F) {
 	f.Add(bootMessage(dhcpDiscover))
 	f.Add(bootMessage(dhcpRequest, optionRequested, 4, 10, 0, 2, 15))
-	n, err := New(Config{Guest: guestMAC, Policy: compile(f, policy.Policy{})})
+	n, err := New(Config{Guest: guestMAC, Policy: nictest.Compile(f, policy.Policy{})})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -13,7 +13,6 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
 	"github.com/forkvm/forkvm/devices/nic/nictest"
-	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
 const patience = nictest.Patience
@@ -25,15 +24,6 @@ type guest struct {
 	*nictest.Guest
 	net   *Net
 	stack *stack.Stack
-}
-
-func compile(t testing.TB, p policy.Policy) *policy.Rules {
-	t.Helper()
-	r, err := p.Compile()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
 }
 
 // newNet makes a Net for which the host's loopback address is elsewhere, too.

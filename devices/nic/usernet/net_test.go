@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/forkvm/forkvm/devices/nic/nictest"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -43,21 +44,8 @@ func (g *guest) refusal(reason policy.Reason, protocol string) {
 
 func TestTCP(t *testing.T) {
 	server := serveTCP(t, echoBack)
-	g := newGuest(t, Config{Policy: compile(t, allow(server.String()))})
-	c, err := g.dialTCP(server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-	go func() {
-		c.Write(sent)
-		c.CloseWrite()
-	}()
-	got, err := io.ReadAll(c)
-	if err != nil || !bytes.Equal(got, sent) {
-		t.Fatalf("%d of %d bytes came back: %v", len(got), len(sent), err)
-	}
+	g := newGuest(t, Config{Policy: nictest.Compile(t, allow(server.String()))})
+	g.ThereAndBack(server)
 	g.eventually("the connection is gone", func() bool {
 		count := 0
 		g.net.relays.each(func(*relay) { count++ })
@@ -67,7 +55,7 @@ func TestTCP(t *testing.T) {
 
 func TestNoNetwork(t *testing.T) {
 	server := serveTCP(t, echoBack)
-	g := newGuest(t, Config{Policy: compile(t, policy.Policy{})})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, policy.Policy{})})
 	if _, err := g.dialTCP(server); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("error %v", err)
 	}
@@ -77,7 +65,7 @@ func TestNoNetwork(t *testing.T) {
 // A policy that is changed ends what it does not allow any more, and lets new connections through.
 func TestSetPolicy(t *testing.T) {
 	one, two := serveTCP(t, echoBack), serveTCP(t, echoBack)
-	g := newGuest(t, Config{Policy: compile(t, allow(one.String()))})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, allow(one.String()))})
 	c, err := g.dialTCP(one)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +73,7 @@ func TestSetPolicy(t *testing.T) {
 	defer c.Close()
 	fmt.Fprint(c, "x")
 	io.ReadFull(c, make([]byte, 1))
-	g.net.SetPolicy(compile(t, allow(two.String())))
+	g.net.SetPolicy(nictest.Compile(t, allow(two.String())))
 	if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
 		t.Errorf("a connection that is not allowed any more: %v", err)
 	}
@@ -106,7 +94,7 @@ func TestServerRefuses(t *testing.T) {
 	}
 	at := netip.AddrPortFrom(elsewhere, l.Addr().(*net.TCPAddr).AddrPort().Port())
 	l.Close()
-	g := newGuest(t, Config{Policy: compile(t, allow(at.String()))})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, allow(at.String()))})
 	if _, err := g.dialTCP(at); err == nil || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("error %v", err)
 	}
@@ -114,7 +102,7 @@ func TestServerRefuses(t *testing.T) {
 
 func TestConnectionLimit(t *testing.T) {
 	server := serveTCP(t, echoBack)
-	g := newGuest(t, Config{Policy: compile(t, limited(policy.Limits{Connections: 2}, server.String()))})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, limited(policy.Limits{Connections: 2}, server.String()))})
 	var open []net.Conn
 	for range 2 {
 		c, err := g.dialTCP(server)
@@ -141,7 +129,7 @@ func TestConnectionLimit(t *testing.T) {
 
 func TestUDP(t *testing.T) {
 	server := serveUDP(t, func(b []byte) []byte { return append([]byte("re:"), b...) })
-	g := newGuest(t, Config{Policy: compile(t, allow(server.String()))})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, allow(server.String()))})
 	for _, size := range []int{1, 1472, 1473, 8000} {
 		c := g.dialUDP(server)
 		c.Write(bytes.Repeat([]byte{'x'}, size))
@@ -156,7 +144,7 @@ func TestUDP(t *testing.T) {
 // Case D4: sessions are bounded, and the one that was idle longest ends first.
 func TestCaseD4Sessions(t *testing.T) {
 	server := serveUDP(t, func(b []byte) []byte { return b })
-	g := newGuest(t, Config{Policy: compile(t, limited(policy.Limits{Sessions: 8}, server.String()))})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, limited(policy.Limits{Sessions: 8}, server.String()))})
 	for i := range 200 {
 		c := g.dialUDP(server)
 		fmt.Fprint(c, i)
@@ -178,7 +166,7 @@ func TestCaseD4IdleSessions(t *testing.T) {
 		arrived <- struct{}{}
 		return b
 	})
-	g := newGuest(t, Config{Policy: compile(t, allow(server.String())), SessionIdle: 300 * time.Millisecond})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, allow(server.String())), SessionIdle: 300 * time.Millisecond})
 	for range cap(arrived) {
 		c := g.dialUDP(server)
 		fmt.Fprint(c, "x")
@@ -189,7 +177,7 @@ func TestCaseD4IdleSessions(t *testing.T) {
 }
 
 func TestRestoreRefuses(t *testing.T) {
-	n, err := New(Config{Guest: guestMAC, Policy: compile(t, policy.Policy{})})
+	n, err := New(Config{Guest: guestMAC, Policy: nictest.Compile(t, policy.Policy{})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +199,7 @@ func TestRestoreRefuses(t *testing.T) {
 
 // byName has a guest whose policy allows names, a resolver that answers with public addresses, and servers behind these.
 func byName(t *testing.T, server netip.AddrPort, entries ...string) *guest {
-	g := newGuest(t, Config{Policy: compile(t, allow(entries...)), Resolvers: []netip.AddrPort{local(serveUDP(t, zone))}})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, allow(entries...)), Resolvers: []netip.AddrPort{local(serveUDP(t, zone))}})
 	g.net.connect = func(ctx context.Context, network, at string) (net.Conn, error) {
 		if a := netip.MustParseAddrPort(at); a.Addr() == elsewhere {
 			at = server.String()
@@ -305,7 +293,7 @@ func TestNewRefuses(t *testing.T) {
 	if _, err := New(Config{Guest: guestMAC}); err == nil {
 		t.Error("no policy")
 	}
-	if _, err := New(Config{Policy: compile(t, policy.Policy{})}); err == nil {
+	if _, err := New(Config{Policy: nictest.Compile(t, policy.Policy{})}); err == nil {
 		t.Error("no address")
 	}
 }
@@ -314,7 +302,7 @@ func TestNewRefuses(t *testing.T) {
 func TestMetered(t *testing.T) {
 	server := serveTCP(t, echoBack)
 	const rate, size = 1 << 20, 300 << 10
-	g := newGuest(t, Config{Policy: compile(t, limited(policy.Limits{Rate: rate, Bytes: 2*size + 1}, server.String()))})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, limited(policy.Limits{Rate: rate, Bytes: 2*size + 1}, server.String()))})
 	c, err := g.dialTCP(server)
 	if err != nil {
 		t.Fatal(err)
@@ -340,7 +328,7 @@ func TestMetered(t *testing.T) {
 		t.Error("connected without a byte left")
 	}
 	g.refusal(policy.ReasonLimit, "tcp")
-	g.net.SetPolicy(compile(t, allow(server.String())))
+	g.net.SetPolicy(nictest.Compile(t, allow(server.String())))
 	if c, err := g.dialTCP(server); err != nil {
 		t.Errorf("with more bytes: %v", err)
 	} else {

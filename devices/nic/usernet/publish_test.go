@@ -12,6 +12,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 
 	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/devices/nic/nictest"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -29,7 +30,7 @@ func freePort(t *testing.T, protocol policy.Protocol, guest uint16) policy.Port 
 func TestPublish(t *testing.T) {
 	web, echo, nobody := freePort(t, policy.TCP, 80), freePort(t, policy.UDP, 7), freePort(t, policy.TCP, 81)
 	g := newGuest(t, Config{
-		Policy: compile(t, policy.Policy{}), Ports: []policy.Port{web, echo, nobody},
+		Policy: nictest.Compile(t, policy.Policy{}), Ports: []policy.Port{web, echo, nobody},
 	})
 	at := func(port uint16) tcpip.FullAddress { return full(netip.AddrPortFrom(nic.Guest4, port)) }
 	l, err := gonet.ListenTCP(g.stack, at(80), networkProtocol(nic.Guest4))
@@ -111,7 +112,7 @@ func TestPublish(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err == nil {
 		t.Error("a connection goes on after a restore")
 	}
-	if _, err := New(Config{Guest: guestMAC, Policy: compile(t, policy.Policy{}), Ports: []policy.Port{web}}); err == nil {
+	if _, err := New(Config{Guest: guestMAC, Policy: nictest.Compile(t, policy.Policy{}), Ports: []policy.Port{web}}); err == nil {
 		t.Error("a port is published twice")
 	}
 }

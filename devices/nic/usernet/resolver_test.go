@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/devices/nic/nictest"
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
@@ -107,7 +108,7 @@ func (g *guest) lookup(name string) (found netip.Addr) {
 func TestCaseD3(t *testing.T) {
 	upstream := serveFramed(t)
 	g := newGuest(t, Config{
-		Policy:    compile(t, policy.Policy{Mode: policy.Allowlist, Allow: []string{"*.example"}}),
+		Policy:    nictest.Compile(t, policy.Policy{Mode: policy.Allowlist, Allow: []string{"*.example"}}),
 		Resolvers: []netip.AddrPort{upstream},
 	})
 	for _, tt := range []struct {
@@ -227,7 +228,7 @@ func serveFramed(t *testing.T) netip.AddrPort {
 func TestCaseD4Queries(t *testing.T) {
 	var asked atomic.Int64
 	upstream := local(serveUDP(t, func(m []byte) []byte { asked.Add(1); return zone(m) }))
-	g := newGuest(t, Config{Policy: compile(t, policy.Policy{Mode: policy.Public}), Resolvers: []netip.AddrPort{upstream}})
+	g := newGuest(t, Config{Policy: nictest.Compile(t, policy.Policy{Mode: policy.Public}), Resolvers: []netip.AddrPort{upstream}})
 	for i := range 1000 {
 		m := g.exchangeUDP(nic.Resolver4, ask(uint16(i), "a.example", typeA, 0))
 		if binary.BigEndian.Uint16(m) != uint16(i) || binary.BigEndian.Uint16(m[6:]) != 1 {
