@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -174,8 +176,11 @@ func (h *host) confined(vm string) {
 			h.t.Errorf("the process of %s is not what %q says:\n%s", vm, want, status)
 		}
 	}
-	if root, err := os.Readlink(fmt.Sprintf("/proc/%d/root", v.PID)); err != nil || filepath.Base(root) != v.ID {
+	if root, err := os.Readlink(fmt.Sprintf("/proc/%d/root", v.PID)); err != nil || filepath.Base(root) != "own" || filepath.Base(filepath.Dir(root)) != v.ID {
 		h.t.Errorf("the process of %s sees the files of %s (%v)", vm, root, err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/vm.json", v.PID)); !errors.Is(err, fs.ErrNotExist) {
+		h.t.Errorf("the process of %s sees its record (%v)", vm, err)
 	}
 	procs, err := os.ReadFile(filepath.Join(h.enforcement(vm).Enforcement.Group, "cgroup.procs"))
 	if err != nil || strings.TrimSpace(string(procs)) != fmt.Sprint(v.PID) {

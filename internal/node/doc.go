@@ -7,7 +7,8 @@
 //	<data>/images/<name>/     what a cold boot needs
 //	<data>/snapshots/<name>/  frozen VMs
 //	<data>/tmp/               unnamed files: the top layers of running disks
-//	<run>/vms/<id>/           one VM: vm.json, sockets, console log, exit report
+//	<run>/vms/<id>/           one VM: vm.json, control socket, logs
+//	<run>/vms/<id>/own/       all that the VM's process reaches: vsock socket, exit report
 //	<run>/names/<name>        symbolic link to the VM of that name
 //
 // A VM is alive when the process on its record is: the same number with the same

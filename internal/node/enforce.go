@@ -35,8 +35,7 @@ type Enforcement struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// The groups of VMs are on record in a directory of their own, by the VM's ID: what a VM's record says of its group, its process, which has that in its
-// reach, may have written.
+// The groups of VMs are on record in a directory of their own, by the VM's ID: a group is there before the VM's record is.
 func (n *Node) groupsDir() string { return filepath.Join(n.config.RunDir, "groups") }
 
 // group is the directory of a VM's control group, "" if the kernel does not enforce the VM's policy.

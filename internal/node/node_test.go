@@ -127,8 +127,8 @@ func TestCaseG2RecycledProcessNumber(t *testing.T) {
 	n := open(t)
 	p := running(t)
 	vm := record(t, n, "stale", p.PID(), p.Start()+1)
-	for _, socket := range []string{process.ControlSocket, process.VsockSocket} {
-		if err := os.WriteFile(filepath.Join(vm.dir, socket), nil, 0o600); err != nil {
+	for _, socket := range []string{filepath.Join(vm.dir, process.ControlSocket), vm.VsockPath()} {
+		if err := os.WriteFile(socket, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -208,7 +208,7 @@ func TestEndedVMTellsWhy(t *testing.T) {
 	n := open(t)
 	vm := record(t, n, "done", 1<<22+1, 1)
 	report := `{"reason":"guest_panic","vcpu":1,"detail":"x","console":["Kernel panic"]}`
-	if err := os.WriteFile(filepath.Join(vm.dir, process.ExitFile), []byte(report), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Dir(vm.VsockPath()), "exit.json"), []byte(report), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	exit, err := vm.Wait(context.Background())

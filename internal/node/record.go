@@ -91,24 +91,6 @@ func thisProcess() (*Owner, error) {
 	return &Owner{os.Getpid(), started}, nil
 }
 
-// Life is what is known of a VM from its creation or its last reset on.
-type Life struct {
-	// Snapshot is what the VM began from, or was reset to.
-	Snapshot string `json:"snapshot,omitempty"`
-	Standing
-	// Origin is where the VM stood at the beginning, and stands after a reset.
-	Origin   Standing         `json:"origin"`
-	Identity machine.Identity `json:"identity"`
-}
-
-// Standing says which snapshots the state of a VM grew from.
-type Standing struct {
-	// LastSnapshot is the snapshot that the VM last took or came from; Lineage has
-	// its ID and those of the snapshots that it stands on, nearest first.
-	LastSnapshot string   `json:"last_snapshot,omitempty"`
-	Lineage      []string `json:"lineage,omitempty"`
-}
-
 // checkName: a VM's name is a file name and, as a hostname, a label of the domain name
 // system.
 func checkName(name string) error {
@@ -188,7 +170,11 @@ func (d *draft) make() error {
 	if err := os.Mkdir(d.dir, 0o700); err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.ID, err))
 	}
-	if err := d.acquire(os.O_CREATE); err != nil {
+	err := d.acquire(os.O_CREATE)
+	if err == nil {
+		err = process.MakeOwn(d.dir)
+	}
+	if err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.ID, err))
 	}
 	return nil
@@ -397,21 +383,6 @@ func readRecord(dir string) (*Record, error) {
 		return nil, err
 	}
 	return &r, nil
-}
-
-// addLife adds what a reset has changed, if the record does not have it: the VM
-// process notes that when the guest has confirmed it, also when the program that
-// asked for the reset has not lived to see it.
-func (r *Record) addLife(dir string) error {
-	var l Life
-	err := process.ReadLife(dir, &l)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil && l.Identity.Generation != r.Identity.Generation {
-		r.Life = l
-	}
-	return err
 }
 
 // sweep removes a directory without a record, or with that of a process that died

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/forkvm/forkvm/internal/failure"
@@ -31,7 +32,7 @@ func (vm *VM) Reset(ctx context.Context, o ResetOptions) (took time.Duration, er
 	if o.To, err = vm.node.snapshotName(o.To); err != nil {
 		return 0, err
 	}
-	// The VM process puts its new life on record.
+	// The new life is on record when the VM process says that it has begun.
 	err = vm.locked(ctx, func(r *Record) (err error) {
 		took, err = vm.reset(ctx, o, r)
 		return err
@@ -65,8 +66,11 @@ func (vm *VM) reset(ctx context.Context, o ResetOptions, r *Record) (time.Durati
 		return 0, failure.New(failure.InvalidArgument,
 			"vm %s was booted from an image and has no snapshot to go back to: take one with 'forkvm snapshot %[1]s NAME', and reset it with --to NAME", r.Name)
 	}
+	now := r.Identity.Generation
 	r.Standing, r.Identity = r.Origin, config.Identity
-	config.Life = r.Life
+	if err := r.Life.announce(vm.dir, now); err != nil {
+		return 0, fmt.Errorf("reset vm (%s): %w", r.Name, err)
+	}
 	if config.Tops, err = machine.NewTops(r.Shape, vm.node.tmpDir()); err != nil {
 		return 0, err
 	}

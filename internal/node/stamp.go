@@ -10,7 +10,7 @@ import (
 
 // recordStamp tells what is on record of a VM from what was or will be: each of its
 // files is replaced by another one when it changes. The zero value is like none.
-type recordStamp struct{ record, life fileStamp }
+type recordStamp struct{ record, generation fileStamp }
 
 type fileStamp struct {
 	inode, size        int64
@@ -19,13 +19,13 @@ type fileStamp struct {
 
 // stampOf looks at the files in a VM's directory.
 func stampOf(dir string) recordStamp {
-	return recordStamp{stampFile(filepath.Join(dir, recordFile)), stampFile(filepath.Join(dir, process.LifeFile))}
+	return recordStamp{stampFile(filepath.Join(dir, recordFile)), stampFile(process.GenerationPath(dir))}
 }
 
 // stampFile is zero for a file that is not there.
 func stampFile(path string) fileStamp {
 	var s unix.Stat_t
-	if unix.Stat(path, &s) != nil {
+	if unix.Lstat(path, &s) != nil {
 		return fileStamp{}
 	}
 	return fileStamp{inode: int64(s.Ino), size: s.Size, modified: s.Mtim, attached: s.Ctim}

@@ -174,8 +174,8 @@ func (vm *VM) tidy() {
 	if vm.alive() {
 		return
 	}
-	for _, name := range []string{process.ControlSocket, process.VsockSocket} {
-		os.Remove(filepath.Join(vm.dir, name))
+	for _, path := range []string{filepath.Join(vm.dir, process.ControlSocket), vm.VsockPath()} {
+		os.Remove(path)
 	}
 }
 
@@ -342,7 +342,7 @@ func (vm *VM) Wait(ctx context.Context) (*vmm.Exit, error) {
 		return nil, err
 	}
 	if st.Exit == nil {
-		return nil, failure.New(failure.VMProcessGone, "the process of vm %s died without a report; see %s", vm.Name, filepath.Join(vm.dir, "process.log"))
+		return nil, failure.New(failure.VMProcessGone, "the process of vm %s died without a report; see %s", vm.Name, filepath.Join(vm.dir, process.LogFile))
 	}
 	return st.Exit, nil
 }
@@ -401,7 +401,7 @@ func (vm *VM) discard(ctx context.Context) error {
 
 // VsockPath is the path of the Unix socket through which host programs reach the
 // guest's ports ("CONNECT <port>\n").
-func (vm *VM) VsockPath() string { return filepath.Join(vm.dir, process.VsockSocket) }
+func (vm *VM) VsockPath() string { return process.VsockPath(vm.dir) }
 
 // Directory is the VM's own directory.
 func (vm *VM) Directory() string { return vm.dir }

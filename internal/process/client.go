@@ -2,7 +2,6 @@ package process
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -114,20 +113,14 @@ type ResetConfig struct {
 	Tops         []*os.File
 	Identity     machine.Identity
 	ReadyTimeout time.Duration
-	// Life is put on record when the guest has confirmed its identity, for
-	// ReadLife, also if nobody waits for the answer any more.
-	Life any
 }
 
 // Reset puts the VM back and returns how long that took, up to the guest agent's
-// confirmation of the identity.
+// confirmation of the identity. The VM process notes its generation for ReadGeneration
+// then, also if nobody waits for the answer any more.
 func (c *Client) Reset(ctx context.Context, r ResetConfig) (time.Duration, error) {
 	var t table
 	form := resetForm{Identity: r.Identity, ReadyTimeout: r.ReadyTimeout}
-	var err error
-	if form.Life, err = json.Marshal(r.Life); err != nil {
-		return 0, fmt.Errorf("reset vm: %w", err)
-	}
 	if r.To != nil {
 		checkpoint, state, err := t.addCheckpoint(r.To)
 		if err != nil {

@@ -326,7 +326,7 @@ func TestReceiveFromADeadProcess(t *testing.T) {
 func TestDirectoryConnectsBesideItsSocket(t *testing.T) {
 	testkit.NoLeaks(t)
 	dir := t.TempDir()
-	l, err := net.Listen("unix", dir+"/"+VsockSocket+"_77")
+	l, err := net.Listen("unix", dir+"/"+vsockSocket+"_77")
 	if err != nil {
 		t.Fatal(err)
 	}

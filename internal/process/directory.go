@@ -19,15 +19,35 @@ import (
 // Names inside a VM's directory.
 const (
 	ControlSocket = "control.sock"
-	VsockSocket   = "vsock.sock"
 	ConsoleFile   = "console.log"
-	// ExitFile holds the vmm.Exit of a VM that has ended.
-	ExitFile = "exit.json"
-	// LifeFile holds what is on record of a VM since its last reset.
-	LifeFile = "life.json"
+	// LogFile is what the VM process writes to its standard error.
+	LogFile = "process.log"
+	// ownDirectory is the only one that the VM process has in its reach. If a guest has taken that over, what lies there can be anything, links
+	// and pipes included.
+	ownDirectory = "own"
 )
 
-// directory is a VM's own directory, reached through its descriptor: the VM
+// Names inside the process's own directory.
+const (
+	vsockSocket = "vsock.sock"
+	// exitFile holds the vmm.Exit of a VM that has ended.
+	exitFile = "exit.json"
+	// generationFile holds the generation that the guest confirmed at the VM's last reset.
+	generationFile = "generation.json"
+	// refusalsFile holds what the guest was refused and nobody had asked for when the VM ended.
+	refusalsFile = "refusals.json"
+)
+
+// MakeOwn makes the process's own directory in a VM's.
+func MakeOwn(directory string) error { return os.Mkdir(filepath.Join(directory, ownDirectory), 0o700) }
+
+// own is the path of a file in the process's own directory, which is in the VM's.
+func own(directory, name string) string { return filepath.Join(directory, ownDirectory, name) }
+
+// VsockPath is where programs of the host reach the guest's ports. Those that the guest is to reach listen beside it.
+func VsockPath(directory string) string { return own(directory, vsockSocket) }
+
+// directory is the VM process's own directory, reached through its descriptor: the
 // process has no path to it, nor to anything else.
 type directory struct {
 	file *os.File
@@ -58,30 +78,34 @@ func (d *directory) connect(ctx context.Context, port uint32) (net.Conn, error) 
 	if d.root {
 		path = ""
 	}
-	return dialer.DialContext(ctx, "unix", fmt.Sprintf("%s/%s_%d", path, VsockSocket, port))
+	return dialer.DialContext(ctx, "unix", fmt.Sprintf("%s/%s_%d", path, vsockSocket, port))
 }
 
-// ReadLife reads what Client.Reset was given as the life of the VM in a directory,
-// after its last reset. It returns an error that wraps fs.ErrNotExist for a VM that
-// was not reset.
-func ReadLife(directory string, life any) error {
-	return readFile(filepath.Join(directory, LifeFile), life)
+// ReadGeneration reads the generation that the VM in a directory had confirmed at its
+// last reset, as its process says. It returns an error that wraps fs.ErrNotExist for a
+// VM that was not reset.
+func ReadGeneration(directory string) (generation string, err error) {
+	err = readOwn(directory, generationFile, &generation)
+	return generation, err
 }
+
+// GenerationPath is the file that ReadGeneration reads, which is another one after each reset.
+func GenerationPath(directory string) string { return own(directory, generationFile) }
 
 // writeExit leaves the report of the VM's end.
-func (d *directory) writeExit(exit *vmm.Exit) error { return d.write(ExitFile, exit) }
+func (d *directory) writeExit(exit *vmm.Exit) error { return d.write(exitFile, exit) }
 
 // ReadExit reads a VM's exit report from its directory. It returns an error
 // that wraps fs.ErrNotExist for a VM that has not ended or whose process died.
 func ReadExit(directory string) (*vmm.Exit, error) {
 	var exit vmm.Exit
-	if err := readFile(filepath.Join(directory, ExitFile), &exit); err != nil {
+	if err := readOwn(directory, exitFile, &exit); err != nil {
 		return nil, err
 	}
 	return &exit, nil
 }
 
-// write writes a file in the VM's directory, whole or not at all.
+// write writes a file in the directory, whole or not at all.
 func (d *directory) write(name string, content any) error {
 	data, err := json.Marshal(content)
 	if err != nil {
@@ -103,13 +127,21 @@ func (d *directory) write(name string, content any) error {
 	return nil
 }
 
-func readFile(path string, content any) error {
-	f, err := os.Open(path)
+// maxOwnFile bounds what is read of a file that the process has left, in bytes.
+const maxOwnFile = 1 << 20
+
+// readOwn reads a file that the process has left in its own directory. It follows no link, and waits for nobody at the other end of a pipe.
+func readOwn(directory, name string, content any) error {
+	path := own(directory, name)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := json.NewDecoder(io.LimitReader(f, 1<<20)).Decode(content); err != nil {
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return fmt.Errorf("read %s: not a regular file: %w", path, errors.Join(err, unix.EINVAL))
+	}
+	if err := json.NewDecoder(io.LimitReader(f, maxOwnFile)).Decode(content); err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
 	return nil

@@ -21,7 +21,7 @@ import (
 type PrepareConfig struct {
 	// Command is the program and arguments of the VM process, which calls Serve.
 	Command []string
-	// Directory is the VM's own directory, which exists and is empty of sockets. It
+	// Directory is the VM's directory, in which MakeOwn has made the process's own. It
 	// may be moved as long as the process waits.
 	Directory string
 	// KVM is the open /dev/kvm.
@@ -90,7 +90,7 @@ func Prepare(c PrepareConfig) (*Prepared, error) {
 // spawn starts the process in a session of its own: it outlives the caller and
 // does not hear the signals of the caller's terminal.
 func spawn(c PrepareConfig, socket *os.File) (*linux.Process, error) {
-	log, err := os.OpenFile(filepath.Join(c.Directory, "process.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(c.Directory, LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("start vm process: %w", err)
 	}
@@ -148,12 +148,12 @@ func (c *PrepareConfig) send(launcher *conn) error {
 		return fmt.Errorf("create control socket: %w", err)
 	}
 	defer control.Close()
-	vsock, err := listen("unix", filepath.Join(c.Directory, VsockSocket))
+	vsock, err := listen("unix", VsockPath(c.Directory))
 	if err != nil {
 		return fmt.Errorf("create vsock socket: %w", err)
 	}
 	defer vsock.Close()
-	directory, err := os.Open(c.Directory)
+	directory, err := os.Open(filepath.Join(c.Directory, ownDirectory))
 	if err != nil {
 		return err
 	}

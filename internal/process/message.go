@@ -1,7 +1,6 @@
 package process
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -51,7 +50,6 @@ type resetForm struct {
 	Checkpoint   *checkpointForm  `json:"checkpoint,omitempty"`
 	Identity     machine.Identity `json:"identity"`
 	ReadyTimeout time.Duration    `json:"ready_timeout_ns"`
-	Life         json.RawMessage  `json:"life"`
 }
 
 type response struct {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -15,9 +14,6 @@ import (
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 )
-
-// refusalsFile holds what the guest was refused and nobody had asked for when the VM ended.
-const refusalsFile = "refusals.json"
 
 // unreported tells what was refused since it was asked last.
 type unreported struct {
@@ -58,7 +54,7 @@ func (s *server) refusals() (r journal.Refused, err error) {
 	return r, err
 }
 
-// leaveRefusals leaves in the VM's directory what nobody has asked for.
+// leaveRefusals leaves in the process's own directory what nobody has asked for.
 func (s *server) leaveRefusals() error {
 	r, err := s.refusals()
 	if errors.Is(err, machine.ErrNoCard) || err == nil && r.Empty() {
@@ -82,13 +78,12 @@ func (c *Client) Refusals(ctx context.Context) (r journal.Refused, err error) {
 
 // TakeRefusals returns what a VM that has ended has left of its refusals, once.
 func TakeRefusals(directory string) (r journal.Refused, err error) {
-	path := filepath.Join(directory, refusalsFile)
-	err = readFile(path, &r)
+	err = readOwn(directory, refusalsFile, &r)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil
 	}
 	if err == nil {
-		err = os.Remove(path)
+		err = os.Remove(own(directory, refusalsFile))
 	}
 	return r, err
 }

@@ -2,7 +2,6 @@ package process
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -348,13 +347,13 @@ func (s *server) reset(c *conn, req *request, files *claims) error {
 	}
 	ctx, cancel := readyIn(context.Background(), req.Reset.ReadyTimeout)
 	defer cancel()
-	if err := s.resetTo(ctx, target, req.Reset.Life); err != nil {
+	if err := s.resetTo(ctx, target); err != nil {
 		return c.send(response{Error: s.explain(err)}, nil)
 	}
 	return c.send(response{Reset: time.Since(begun)}, nil)
 }
 
-func (s *server) resetTo(ctx context.Context, t machine.Target, life json.RawMessage) error {
+func (s *server) resetTo(ctx context.Context, t machine.Target) error {
 	s.living.Lock()
 	defer s.living.Unlock()
 	if _, err := s.machine.Reset(ctx, t); err != nil {
@@ -362,7 +361,7 @@ func (s *server) resetTo(ctx context.Context, t machine.Target, life json.RawMes
 	}
 	s.diskError.Store(nil)
 	// Whoever wants to speak to the guest needs its new generation.
-	err := s.directory.write(LifeFile, life)
+	err := s.directory.write(generationFile, t.Identity.Generation)
 	if err != nil {
 		s.machine.End(vmm.ReasonResetFailed, err.Error())
 	}
