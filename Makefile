@@ -87,6 +87,7 @@ fmt: ## format the sources
 
 bpf: ## compile the programs for the kernel anew (Debian: clang llvm libbpf-dev)
 	go run ./internal/egress/cmd/compile internal/egress egress
+	go run ./internal/egress/cmd/compile internal/tapnet tap
 
 generate: ## make generated sources anew
 	go generate ./...

@@ -8,19 +8,20 @@ import (
 
 // attemptPolicies are the policies under which everything is tried, in this order.
 var attemptPolicies = []struct {
-	name string
-	set  []string
+	name  string
+	names bool // has entries with names
+	set   []string
 }{
-	{"no network", []string{"no-network"}},
-	{"names", []string{
+	{"no network", false, []string{"no-network"}},
+	{"names", true, []string{
 		"allowlist", "--allow", "good.example:80", "--allow", "good.example:443", "--allow", "good.example:7", "--allow", "*.good.test:80",
 		"--allow", "198.51.100.7:53/udp",
 	}},
-	{"addresses", []string{
+	{"addresses", false, []string{
 		"allowlist", "--allow", "20.1.1.0/24", "--allow", "2620:1::/32", "--allow", "8.8.8.8", "--allow", "0.0.0.0/1", "--allow", "128.0.0.0/1:9",
 		"--deny", "20.2.0.0/16", "--deny", "2620:2::/32",
 	}},
-	{"public", []string{"public"}},
+	{"public", false, []string{"public"}},
 }
 
 // try is one attempt and what has to come of it under each of the policies: an answer and, if it was refused, behind a slash the
@@ -32,6 +33,8 @@ type try struct {
 	// record is what the refusal is on record as ("tcp ADDRESS:PORT"), seen what the world gets of it if the answer is ok. Empty:
 	// as the attempt says. Both may have several, separated by commas: one of the records, all that is seen.
 	record, seen string
+	// byTap is what is wanted of a network with a TAP, if that is something else; see overTap.
+	byTap string
 	// brief ones belong to the short form.
 	brief bool
 }
@@ -41,6 +44,24 @@ func (a *try) under(policy int) (answer, reason string) {
 	all := strings.Fields(a.want)
 	answer, reason, _ = strings.Cut(all[min(policy, len(all)-1)], "/")
 	return answer, reason
+}
+
+// overTap is what a network with a TAP makes of it. That knows no names: its resolver answers every question or is not to be reached.
+func (a try) overTap() try {
+	if a.byTap != "" {
+		a.want = a.byTap
+		return a
+	}
+	all := strings.Fields(a.want)
+	for i, want := range all {
+		if strings.HasPrefix(want, "REFUSED/") {
+			all[i] = "refused/special_address"
+		}
+	}
+	if want := strings.Join(all, " "); want != a.want {
+		a.want, a.record = want, a.record+",udp 10.0.2.3:53,tcp 10.0.2.3:53"
+	}
+	return a
 }
 
 // How attempts by address end: nowhere allowed, allowed where everything is, allowed by entries for addresses.

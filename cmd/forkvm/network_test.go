@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/forkvm/forkvm/internal/node"
 )
 
 // networkView is what network show says.
@@ -49,7 +51,7 @@ func TestCaseD6(t *testing.T) {
 	if !testing.Short() {
 		h.publishedPort()
 	}
-	h.tryAll(w, "net")
+	h.tryAll(w, "net", node.BackendUser)
 	h.must("network", "set", "net", "allowlist", "--allow", "good.example:80", "--allow", "good.example:7")
 	h.clonesOfConnections(t)
 	h.manyQueries(t)

@@ -291,26 +291,40 @@ func TestCaseD4(t *testing.T) {
 	}
 }
 
-// TestCaseD9: what comes after a VM that was killed has its port at once, and its traffic: nothing of the dead one is in the way.
+// TestCaseD9: what comes after a VM that was killed has its port, or its way out, at once, and its traffic: nothing of the dead one is
+// in the way, and nothing is left.
 func TestCaseD9(t *testing.T) {
 	testkit.Long(t)
 	startWorld(t)
+	route(t)
 	h := newHost(t, "")
 	h.networked("d9")
 	h.must("snapshot", "d9", "d9")
 	h.must("rm", "-f", "d9")
-	for i := range 10 {
-		name := fmt.Sprint("life", i)
-		h.must("restore", slowly, "--name", name, "--network", "public", "-p", "7090:7090", "d9")
+	const rounds = 10
+	life := func(name string, flags ...string) (pid int) {
+		t.Helper()
+		h.must(append([]string{"restore", slowly, "--name", name, "--network", "public", "d9"}, flags...)...)
 		if out := h.sh(name, "/guestload transfer -to "+worldEcho+" -bytes 1048576"); out == "" {
 			t.Errorf("%s transfers nothing", name)
 		}
-		pid := h.inspect(name).PID
+		pid = h.inspect(name).PID
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
+		return pid
+	}
+	for i := range rounds {
+		pid := life(fmt.Sprint("life", i), "-p", "7090:7090")
 		eventually(t, "the killed process has gone", func() bool { return syscall.Kill(pid, 0) != nil || !listens("127.0.0.1:7090") })
 	}
+	for i := range rounds {
+		life(fmt.Sprint("tap", i), byTAP) // beside the one that is on its way out
+		for _, route := range routesTwice(t) {
+			t.Errorf("round %d: more than one route to %s", i, route)
+		}
+	}
+	eventually(t, "nothing is left of networks", func() bool { return len(uplinks(t)) == 0 })
 }
 
 // listens says whether somebody listens at an address.

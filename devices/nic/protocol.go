@@ -95,3 +95,43 @@ func (f *Frame) header() (h header) {
 	h.segmentSize, h.headerLength = f.SegmentSize, f.HeaderLength
 	return h
 }
+
+// HeaderSize is that of the header before a frame, for whoever passes it on.
+const HeaderSize = headerSize
+
+// MaxFrame is the largest frame.
+const MaxFrame = maxFrame
+
+// WriteHeader writes what is to be done to a frame as struct virtio_net_hdr.
+func (f *Frame) WriteHeader(b *[HeaderSize]byte) {
+	h := f.header()
+	h.encode(b[:])
+}
+
+// ReadFrame reads what WriteHeader has written, and the frame behind it. It is false for what no Frame can say.
+func ReadFrame(b []byte) (f Frame, ok bool) {
+	if len(b) < headerSize+ethernetHeader {
+		return f, false
+	}
+	var h header
+	h.decode(b[:headerSize])
+	f.Data = b[headerSize:]
+	if h.flags&headerNeedsChecksum != 0 {
+		f.NeedsChecksum, f.ChecksumStart, f.ChecksumOffset = true, h.checksumStart, h.checksumOffset
+		if int(f.ChecksumStart)+int(f.ChecksumOffset)+2 > len(f.Data) {
+			return f, false
+		}
+	}
+	switch h.segmentation {
+	case segmentNone:
+		return f, true
+	case segmentTCPv4:
+		f.Segmentation = TCPv4
+	case segmentTCPv6:
+		f.Segmentation = TCPv6
+	default:
+		return f, false
+	}
+	f.SegmentSize, f.HeaderLength = h.segmentSize, h.headerLength
+	return f, f.NeedsChecksum && f.SegmentSize > 0 && int(f.HeaderLength) <= len(f.Data)
+}

@@ -35,9 +35,10 @@ const (
 	NoPermission        Code = "no_permission"
 	NoSpace             Code = "no_space"
 	NoMemory            Code = "no_memory"
-	MemoryLimit         Code = "memory_limit"       // the control group's could be exceeded; nothing was done
-	NetworkUnenforced   Code = "network_unenforced" // the kernel cannot enforce network policies here
-	GuestEnded          Code = "guest_ended"        // the guest ended before what was asked could be done
+	MemoryLimit         Code = "memory_limit"        // the control group's could be exceeded; nothing was done
+	NetworkUnenforced   Code = "network_unenforced"  // the kernel cannot enforce network policies here
+	NetworkUnavailable  Code = "network_unavailable" // network cards cannot have TAP devices here
+	GuestEnded          Code = "guest_ended"         // the guest ended before what was asked could be done
 	GuestNotReady       Code = "guest_not_ready"
 	IdentityUnconfirmed Code = "identity_unconfirmed"
 	Cancelled           Code = "cancelled"

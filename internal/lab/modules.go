@@ -19,7 +19,7 @@ var offeredModules = []string{
 	"vsock", "vsock_loopback", "vsock_diag", "vhost_vsock", "vhost_net",
 	"veth", "bridge", "dummy", "macvtap", "ipvlan", "virtio_net", "af_packet",
 	"sch_ingress", "cls_bpf", "act_bpf", "sch_tbf", "sch_fq_codel", "sch_netem",
-	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", "nft_compat", "inet_diag", "tcp_diag", "unix_diag",
+	"nf_tables", "nft_chain_nat", "nft_masq", "nft_ct", "nft_nat", "nft_reject_inet", "nft_connlimit", "nf_conntrack_netlink", "nft_compat", "inet_diag", "tcp_diag", "unix_diag",
 	"squashfs", "erofs", "fuse", "dm-mod", "nbd", "virtio_mmio", "virtio-rng", "virtio_balloon", "ptp_kvm",
 }
 

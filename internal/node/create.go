@@ -58,6 +58,8 @@ type Options struct {
 	// Ports are published on this host; a boot from an image makes a VM with a network card for them, too. No clone has its
 	// parent's.
 	Ports []policy.Port
+	// Backend is what is behind the network card: that of the parent for a fork if empty, otherwise BackendUser.
+	Backend Backend
 	// Enforce says who enforces Network: that of the parent for a fork if empty, otherwise EnforceAuto.
 	Enforce Enforcer
 }
@@ -76,6 +78,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.Recording == "" {
 		o.Recording = RecordJournal
+	}
+	if o.Backend == "" {
+		o.Backend = BackendUser
 	}
 	if o.Enforce == "" {
 		o.Enforce = EnforceAuto
@@ -208,6 +213,9 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 			if o.Recording == "" {
 				o.Recording = parent.Recording
 			}
+			if o.Backend == "" {
+				o.Backend = parent.Backend()
+			}
 			if o.Enforce == "" {
 				o.Enforce = parent.enforcedAs()
 			}
@@ -336,7 +344,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	}
 	if network != nil {
 		d.record.Network, d.record.Ports = &network.Policy, network.Ports
-		d.network, d.enforce = network, o.Enforce
+		d.network, d.enforce, d.backend = network, o.Enforce, o.Backend
 	}
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)

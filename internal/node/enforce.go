@@ -11,6 +11,7 @@ import (
 	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/tapnet"
 )
 
 // Enforcer is who keeps a VM to its network policy.
@@ -49,6 +50,9 @@ func (n *Node) group(id string) string {
 
 // removeGroup removes a VM's control group, with whatever is still in it.
 func (n *Node) removeGroup(id string) error {
+	if err := os.Remove(n.tapFile(id)); err == nil {
+		return nil // a VM with a TAP has no group, and its network ended with its process
+	}
 	path := n.group(id)
 	if path == "" {
 		return nil
@@ -75,7 +79,7 @@ func (vm *VM) group() string { return vm.node.group(filepath.Base(vm.dir)) }
 // enforcedAs is how a child's policy is enforced of which nobody has said how: like its parent's.
 func (vm *VM) enforcedAs() Enforcer {
 	switch {
-	case vm.group() != "":
+	case vm.group() != "" || vm.Backend() == BackendTap:
 		return EnforceKernel
 	case vm.Enforcement == nil || vm.Enforcement.Reason != "":
 		return EnforceAuto
@@ -132,6 +136,13 @@ func kernelPolicy(p policy.Policy, resolvers []netip.AddrPort) ([]policy.Region,
 
 // setKernelPolicy replaces what the kernel allows the VM, if it enforces that.
 func (vm *VM) setKernelPolicy(p policy.Policy) error {
+	if vm.Backend() == BackendTap {
+		admitted, err := tapPolicy(p)
+		if err != nil {
+			return err
+		}
+		return vm.onTap(func(c *tapnet.Control) error { return c.SetPolicy(admitted) })
+	}
 	group := vm.group()
 	if group == "" {
 		return nil

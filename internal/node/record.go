@@ -22,6 +22,7 @@ import (
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/process"
+	"github.com/forkvm/forkvm/internal/tapnet"
 )
 
 // RecordSchema is the version of Record's JSON form.
@@ -122,6 +123,10 @@ type draft struct {
 	network *process.NetworkConfig // nil for a VM without a network card
 	enforce Enforcer               // who is to enforce its policy
 	group   *egress.Group          // of its process, nil if the kernel does not
+
+	backend  Backend         // of a card
+	tap      *tapnet.Network // of its process, nil if the card has no TAP
+	admitted tapnet.Policy   // of that, for the guest
 }
 
 // newDraft reserves a name and makes the directory. An empty name becomes one
@@ -287,8 +292,9 @@ func (vm *VM) locked(ctx context.Context, do func(r *Record) error) error {
 }
 
 // prepare starts the draft's process and lets it make its virtual machine.
-func (d *draft) prepare(cpus int) error {
-	command, program, err := d.node.command(d.network != nil)
+func (d *draft) prepare(cpus, mtu int) error {
+	byTap := d.network != nil && d.backend == BackendTap
+	command, program, err := d.node.command(d.network != nil && !byTap)
 	if err != nil {
 		return err
 	}
@@ -298,16 +304,22 @@ func (d *draft) prepare(cpus int) error {
 		return err
 	}
 	defer device.Close()
-	if err := d.confine(); err != nil {
+	var group, space *os.File
+	if byTap {
+		if err := d.makeTap(mtu); err != nil {
+			return err
+		}
+		space = d.tap.Space
+	} else if err := d.confine(); err != nil {
 		return err
 	}
-	var group *os.File
 	if d.group != nil {
 		defer d.group.Close()
 		group = d.group.File()
 	}
 	d.prepared, err = process.Prepare(process.PrepareConfig{
 		Group:     group,
+		Network:   space,
 		Command:   command,
 		Directory: d.dir,
 		KVM:       device,
@@ -321,12 +333,18 @@ func (d *draft) prepare(cpus int) error {
 func (d *draft) start(ctx context.Context, c process.StartConfig) (*process.Started, error) {
 	var err error
 	if d.prepared == nil {
-		err = d.prepare(c.Checkpoint.Shape.CPUs)
+		err = d.prepare(c.Checkpoint.Shape.CPUs, c.Checkpoint.Shape.NetworkMTU)
 	} else {
 		err = d.write() // it was on record as one that waits
 	}
 	if err != nil {
 		return nil, err
+	}
+	if d.tap != nil {
+		defer d.tap.Close() // the process has it
+		if err := d.admit(&c); err != nil {
+			return nil, err
+		}
 	}
 	started, err := d.node.startWatched(ctx, d.prepared, c)
 	if err == nil && d.group != nil {
@@ -350,6 +368,9 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 
 // abandon removes what the draft made, its process included.
 func (d *draft) abandon() {
+	if d.tap != nil {
+		d.tap.Close()
+	}
 	if d.prepared != nil {
 		d.prepared.Kill()
 	}

@@ -75,5 +75,10 @@ func (vm *VM) reset(ctx context.Context, o ResetOptions, r *Record) (time.Durati
 		return 0, err
 	}
 	defer linux.CloseFiles(config.Tops...)
-	return c.Reset(ctx, config)
+	var took time.Duration
+	err = vm.duringReset(r, func() (err error) {
+		took, err = c.Reset(ctx, config)
+		return err
+	})
+	return took, err
 }

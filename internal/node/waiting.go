@@ -54,7 +54,7 @@ func (n *Node) prepareOne(ctx context.Context, cpus int) error {
 		return err
 	}
 	d.record.Shape.CPUs = cpus
-	if err = d.prepare(cpus); err == nil {
+	if err = d.prepare(cpus, 0); err == nil {
 		err = d.prepared.Detach(ctx)
 	}
 	if err != nil {

@@ -31,6 +31,8 @@ type PrepareConfig struct {
 	// Group, if set, is the directory of a control group for the process, which then gives up all privileges and its view of the
 	// file system before its guest runs.
 	Group *os.File
+	// Network, if set, is the network namespace for the process, which gives up the same then.
+	Network *os.File
 	// Launched, if set, is called with the process before it is told anything, so
 	// that it is on record before it is a VM. An error ends it.
 	Launched func(p *linux.Process) error
@@ -48,6 +50,8 @@ type StartConfig struct {
 	ReadyTimeout time.Duration
 	// Network is what is behind the network card, if the shape has one.
 	Network *NetworkConfig
+	// Tap is set if that has a TAP device.
+	Tap *TapConfig
 	// Attached makes the VM end with the calling process, however that ends, or
 	// when Release is called on the result.
 	Attached bool
@@ -104,7 +108,11 @@ func spawn(c PrepareConfig, socket *os.File) (*linux.Process, error) {
 	if c.Group != nil {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(c.Group.Fd())
 	}
-	if err := cmd.Start(); err != nil {
+	start := cmd.Start
+	if c.Network != nil {
+		start = func() error { return linux.InNetwork(c.Network, cmd.Start) }
+	}
+	if err := start(); err != nil {
 		return nil, fmt.Errorf("start vm process: %w", err)
 	}
 	p, err := linux.OpenProcess(cmd.Process.Pid, 0)
@@ -172,7 +180,7 @@ func (c *PrepareConfig) send(launcher *conn) error {
 		Console:   t.add(console),
 		KVM:       t.add(c.KVM),
 		CPUs:      c.CPUs,
-		Confined:  c.Group != nil,
+		Confined:  c.Group != nil || c.Network != nil,
 	}
 	return sent(launcher.send(request{Op: opPrepare, Prepare: &form}, t.files))
 }
@@ -268,6 +276,7 @@ func (c *StartConfig) send(launcher *conn) error {
 		Checkpoint:   checkpoint,
 		Identity:     c.Identity,
 		Network:      c.Network,
+		Tap:          t.addTap(c.Tap),
 		ReadyTimeout: c.ReadyTimeout,
 		Attached:     c.Attached,
 	}

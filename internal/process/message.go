@@ -125,6 +125,8 @@ type startForm struct {
 	Identity   machine.Identity `json:"identity"`
 	// Network is nil for a machine without a card.
 	Network *NetworkConfig `json:"network,omitempty"`
+	// Tap is nil for a network that is this process's.
+	Tap *tapForm `json:"tap,omitempty"`
 	// ReadyTimeout bounds the wait for the guest agent.
 	ReadyTimeout time.Duration `json:"ready_timeout_ns"`
 	// Attached: the VM ends when the launch socket is closed.

@@ -21,8 +21,8 @@ type Options struct {
 }
 
 // addNetwork makes the network of a machine with a card.
-func (s *server) addNetwork(c *machine.Config, form *startForm) error {
-	if s.options.Network == nil {
+func (s *server) addNetwork(c *machine.Config, form *startForm, files *claims) error {
+	if s.options.Network == nil && form.Tap == nil {
 		return errors.New("this program has no network for a machine with a card")
 	}
 	rules, err := form.Network.Policy.Compile()
@@ -31,6 +31,9 @@ func (s *server) addNetwork(c *machine.Config, form *startForm) error {
 	}
 	if c.MAC, err = form.Identity.CardAddress(); err != nil {
 		return err
+	}
+	if form.Tap != nil {
+		return addTap(c, rules, form.Tap, files)
 	}
 	c.Network, err = s.options.Network(c.MAC, c.Shape.NetworkMTU, rules, *form.Network)
 	if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EACCES) {

@@ -120,7 +120,7 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 		c.Console, err = machine.NewConsoleLog(s.console)
 	}
 	if err == nil && form.Network != nil {
-		err = s.addNetwork(&c, form)
+		err = s.addNetwork(&c, form, files)
 	}
 	if err != nil {
 		// What the machine would have taken over is still ours.

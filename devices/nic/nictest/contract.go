@@ -63,7 +63,7 @@ func Run(t *testing.T, w World) {
 		name string
 		run  func(*testing.T, World)
 	}{
-		{"TCP", testTCP}, {"UDP", testUDP}, {"Refused", testRefused}, {"NoNetwork", testNoNetwork}, {"SetPolicy", testSetPolicy},
+		{"TCP", testTCP}, {"UDP", testUDP}, {"Refused", Refused}, {"NoNetwork", testNoNetwork}, {"SetPolicy", testSetPolicy},
 		{"Hostile", testHostile}, {"Clone", testClone}, {"Reset", testReset},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -121,6 +121,13 @@ func echoUDP(t testing.TB, w World, six bool) netip.AddrPort {
 	return at
 }
 
+// Echo has a guest behind a network of the world's reach a server.
+func Echo(t *testing.T, w World) {
+	t.Helper()
+	server := echoTCP(t, w, false)
+	NewGuest(t, w.New(t, Allow(t, server.String()))).open(server)
+}
+
 // testTCP carries a megabyte each way.
 func testTCP(t *testing.T, w World) {
 	families(t, func(t *testing.T, six bool) {
@@ -174,8 +181,9 @@ func (g *Guest) refusedTCP(to netip.AddrPort) {
 	}
 }
 
-// Case D6: what is refused is refused at once, and on record.
-func testRefused(t *testing.T, w World) {
+// Refused is case D6 in short: what a network of the world's refuses it refuses at once, and has on record.
+func Refused(t *testing.T, w World) {
+	t.Helper()
 	open, open6 := echoTCP(t, w, false), echoTCP(t, w, true)
 	n := w.New(t, Allow(t, open.String(), open6.String()))
 	g := NewGuest(t, n)

@@ -100,7 +100,7 @@ func (c *cloneFlags) options(name string) (node.Options, error) {
 	ports, err := c.networkFlags.published()
 	return node.Options{
 		Name: name, Time: c.time, ReadyTimeout: c.readyTimeout, Headroom: int64(c.headroom), Recording: c.recording,
-		Network: network, Ports: ports, Enforce: c.networkFlags.by,
+		Network: network, Ports: ports, Enforce: c.networkFlags.by, Backend: c.networkFlags.backend,
 	}, err
 }
 

@@ -26,6 +26,8 @@ type networkFlags struct {
 	limit []string
 	ports []string // published
 	by    node.Enforcer
+
+	backend node.Backend
 }
 
 func modes() []policy.Mode { return []policy.Mode{policy.NoNetwork, policy.Allowlist, policy.Public} }
@@ -34,6 +36,8 @@ func (n *networkFlags) add(f *pflag.FlagSet) {
 	f.Var(choice[policy.Mode]{&n.mode, modes()}, "network", "what the guest may reach through its network card, which a VM from an image has only with this")
 	f.StringArrayVarP(&n.ports, "publish", "p", nil, "make a port of the guest one of this host: [ADDRESS:]PORT:GUEST[/udp]; again for more")
 	n.addEntries(f)
+	f.Var(choice[node.Backend]{&n.backend, []node.Backend{node.BackendUser, node.BackendTap}}, "network-backend",
+		"what is behind the network card: a network stack in the VM's process (the default), or a TAP device (needs root); a fork has what its parent has")
 	f.Var(choice[node.Enforcer]{&n.by, []node.Enforcer{node.EnforceAuto, node.EnforceKernel, node.EnforceUser}}, "network-enforce",
 		"who keeps the VM to that: the kernel below its process (needs root), its process alone, or whatever can be had; a fork has what its parent has")
 }
@@ -260,6 +264,8 @@ func (a *app) showEnforcement(v *networkView) (err error) {
 	switch {
 	case v.KernelRefused != nil:
 		_, err = fmt.Fprintf(a.Stdout, "enforced by: the kernel, below the vm's process; refused to that: %d calls, %d packets\n", v.KernelRefused.Calls, v.KernelRefused.Packets)
+	case v.Enforcement != nil && v.Enforcement.By == node.EnforceKernel:
+		_, err = fmt.Fprintln(a.Stdout, "enforced by: the kernel, at the vm's TAP device")
 	case v.Enforcement != nil && v.Enforcement.Reason != "":
 		_, err = fmt.Fprintf(a.Stdout, "enforced by: the vm's process alone; %s\n", v.Enforcement.Reason)
 	default:

@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/tapnet"
 	"github.com/forkvm/forkvm/kvm"
 	"github.com/forkvm/forkvm/kvm/probe"
 )
@@ -59,7 +60,7 @@ type Config struct {
 // like every command that uses them.
 func Run(ctx context.Context, c Config) Report {
 	r := Report{Schema: Schema, Usable: true}
-	r.add(checkKVM(ctx), checkKernel(), checkMemory(), checkDirectories(c), checkSpace(c.DataDir), checkFiles(c.DataDir), checkHugePages(c.RunDir), checkEnforcement())
+	r.add(checkKVM(ctx), checkKernel(), checkMemory(), checkDirectories(c), checkSpace(c.DataDir), checkFiles(c.DataDir), checkHugePages(c.RunDir), checkEnforcement(), checkTap())
 	return r
 }
 
@@ -169,6 +170,23 @@ func checkEnforcement() Check {
 		return c.warning(err.Error(), "")
 	}
 	return c.ok("the kernel enforces network policies below the processes of VMs")
+}
+
+// checkTap tells whether network cards can have TAP devices.
+func checkTap() Check {
+	c := Check{Name: "network_tap"}
+	err := tapnet.Available()
+	var unavailable *tapnet.UnavailableError
+	switch {
+	case errors.As(err, &unavailable):
+		return c.warning("network cards cannot have TAP devices: "+unavailable.Cause.Error(), unavailable.Fix)
+	case err != nil:
+		return c.warning(err.Error(), "")
+	}
+	if err := tapnet.IPv6(); err != nil {
+		return c.ok("network cards can have TAP devices, behind which is nothing but IPv4: " + err.Error())
+	}
+	return c.ok("network cards can have TAP devices")
 }
 
 // Sizes below which VMs are going to be in trouble, in bytes.

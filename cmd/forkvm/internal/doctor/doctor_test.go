@@ -58,7 +58,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("failed without a fix: %+v", c)
 		}
 	}
-	if got := strings.Join(names, " "); got != "kvm kernel memory directories disk_space file_system huge_pages network_enforcement" {
+	if got := strings.Join(names, " "); got != "kvm kernel memory directories disk_space file_system huge_pages network_enforcement network_tap" {
 		t.Errorf("checks: %s", got)
 	}
 }

@@ -1,0 +1,82 @@
+package tap
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/devices/nic/policy"
+)
+
+// segment is a frame with a segment of a flow, sent by its guest or by the other.
+func segment(f nic.Flow, flags byte, sent bool) []byte {
+	frame := f.Probe(nic.MAC{2})
+	at := ethernetSize + ipv4Size
+	if f.Guest.Addr().Is6() {
+		at = ethernetSize + ipv6Size
+	}
+	frame[at+13] = flags
+	if !sent {
+		return frame
+	}
+	size := f.Guest.Addr().BitLen() / 8
+	addresses := frame[at-2*size : at]
+	swapped := append(slices.Clone(addresses[size:]), addresses[:size]...)
+	copy(addresses, swapped)
+	binary.BigEndian.PutUint16(frame[at:], f.Guest.Port())
+	binary.BigEndian.PutUint16(frame[at+2:], f.Remote.Port())
+	return frame
+}
+
+// Connections are known from the segment that opens them until both ends, or a reset, have ended them.
+func TestTrack(t *testing.T) {
+	to := func(remote string, guest netip.Addr) nic.Flow {
+		return nic.Flow{Guest: netip.AddrPortFrom(guest, 1234), Remote: netip.MustParseAddrPort(remote)}
+	}
+	for _, f := range []nic.Flow{to("93.184.216.34:80", nic.Guest4), to("[2001:db8::1]:80", nic.Guest6)} {
+		n := &Net{flows: flows{}}
+		for _, step := range []struct {
+			flags byte
+			sent  bool
+			open  int
+		}{
+			{flagACK, true, 0}, {flagSYN, false, 0}, {flagSYN, true, 1}, {flagSYN | flagACK, false, 1}, {flagACK, true, 1}, {flagFIN | flagACK, true, 1},
+			{flagFIN | flagACK, true, 1}, {flagFIN | flagACK, false, 0}, {flagSYN, true, 1}, {flagRST, false, 0}, {flagSYN, true, 1}, {flagRST | flagACK, true, 0},
+			{flagFIN, true, 0},
+		} {
+			n.track(segment(f, step.flags, step.sent), step.sent)
+			if got := n.flows.list(); len(got) != step.open || step.open == 1 && got[0] != f {
+				t.Errorf("%v: %v after %+v", f, got, step)
+			}
+		}
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	rules, err := policy.Policy{}.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(Config{Guest: nic.MAC{2}, Policy: rules}); err == nil {
+		t.Error("no device")
+	}
+}
+
+// FuzzTrack: no frame, whoever sends it, makes more flows than there may be, or reads behind its end.
+func FuzzTrack(f *testing.F) {
+	flow := nic.Flow{Guest: netip.AddrPortFrom(nic.Guest6, 1), Remote: netip.MustParseAddrPort("[2001:db8::1]:80")}
+	f.Add(segment(flow, flagSYN, true), true)
+	f.Add(segment(flow, flagRST, false), false)
+	f.Add([]byte{}, true)
+	f.Fuzz(func(t *testing.T, frame []byte, sent bool) {
+		n := &Net{flows: flows{}}
+		n.track(frame, sent)
+		for _, one := range n.flows.list() {
+			if a := one.Guest.Addr(); !sent || a != nic.Guest4 && a != nic.Guest6 {
+				t.Errorf("flow %v of %x", one, frame)
+			}
+		}
+	})
+}

@@ -1,0 +1,92 @@
+package tapnet
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/forkvm/forkvm/devices/nic"
+	"github.com/forkvm/forkvm/internal/linux"
+)
+
+// Control changes a network that is in use.
+type Control struct {
+	name string
+	maps *maps
+}
+
+// Open finds a network by its name and by what is on record of it, which need not be trusted. It is ErrGone if it has ended.
+func Open(name string, ids Maps) (*Control, error) {
+	m, err := openMaps(name, ids)
+	if err != nil {
+		return nil, fmt.Errorf("open network (%s): %w", name, err)
+	}
+	return &Control{name, m}, nil
+}
+
+// Close gives back what Open has taken. The network stays.
+func (c *Control) Close() { c.maps.close() }
+
+func (c *Control) admit(card nic.MAC, p Policy) error {
+	err := c.maps.setPolicy(p)
+	if err == nil {
+		err = c.maps.change(func(s *settings) { s.MAC, s.Open = card, 1 })
+	}
+	if err != nil {
+		return fmt.Errorf("admit guest (%s): %w", c.name, err)
+	}
+	return nil
+}
+
+// SetPolicy replaces what the guest may reach, at once: what is open and is not allowed any more ends with its next packet.
+func (c *Control) SetPolicy(p Policy) error {
+	if err := c.maps.setPolicy(p); err != nil {
+		return fmt.Errorf("set policy of network (%s): %w", c.name, err)
+	}
+	return nil
+}
+
+// Suspend refuses everything and forgets all connections, until Resume: for a guest that begins another life. space is the
+// network's own namespace, or what somebody who need not be trusted says is it.
+func (c *Control) Suspend(space *os.File) error {
+	if err := c.suspend(space); err != nil {
+		return fmt.Errorf("suspend network (%s): %w", c.name, err)
+	}
+	return nil
+}
+
+func (c *Control) suspend(space *os.File) error {
+	at, err := number(space)
+	if err != nil {
+		return err
+	}
+	if err := c.maps.change(func(s *settings) {
+		s.Open = 0
+		if s.Space != at {
+			err = ErrGone
+		}
+	}); err != nil {
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	return linux.InNetwork(space, forget)
+}
+
+// forget drops all connections that the calling thread's namespace knows of.
+func forget() error {
+	if err := netlink.ConntrackTableFlush(netlink.ConntrackTable); err != nil {
+		return fmt.Errorf("forget connections: %w", err)
+	}
+	return nil
+}
+
+// Resume lets the policy count again.
+func (c *Control) Resume() error {
+	if err := c.maps.change(func(s *settings) { s.Open = 1 }); err != nil {
+		return fmt.Errorf("resume network (%s): %w", c.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+package tapnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/devices/nic/nictest"
+	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/devices/nic/tap"
+	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/internal/testkit"
+)
+
+// requireTap skips the test where there are no TAP devices.
+func requireTap(t testing.TB) {
+	t.Helper()
+	testkit.RequireRoot(t)
+	if _, err := exec.LookPath("ip"); err != nil {
+		testkit.Require(t, "tap", "needs ip: install iproute2")
+	}
+	for _, missing := range []error{privileged(), unix.Access(tunPath, unix.R_OK|unix.W_OK)} {
+		if missing != nil {
+			testkit.Require(t, "tap", "needs TAP devices: "+missing.Error())
+		}
+	}
+}
+
+func ip(t testing.TB, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
+// Addresses of the world.
+const (
+	world4 = "93.184.216.34"
+	world6 = "2606:2800:220:1::34"
+)
+
+// world is two network namespaces: a host, and one beside it with servers.
+type world struct {
+	host       *os.File
+	space      *os.File
+	names      atomic.Int64
+	classifier bool
+	uplink     uint16
+}
+
+// newWorld makes it the only one that the host has a way to.
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	requireTap(t)
+	w := &world{}
+	made := func(space **os.File, configure func()) {
+		t.Helper()
+		var err error
+		if *space, err = linux.NewNetwork(func() error {
+			ip(t, "link", "set", "lo", "up")
+			configure()
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { (*space).Close() })
+	}
+	made(&w.space, func() {})
+	made(&w.host, func() {
+		if err := set([2]string{"ipv4/ip_forward", "1"}, [2]string{"ipv6/conf/all/forwarding", "1"}); err != nil {
+			t.Error(err)
+		}
+		ip(t, "link", "add", "out", "type", "veth", "peer", "name", "in")
+		ip(t, "link", "set", "in", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.space.Fd()))
+		configureLink(t, "out", "93.184.216.1/24", "2606:2800:220:1::1/64")
+	})
+	w.in(t, w.space, func() error {
+		configureLink(t, "in", world4+"/24", world6+"/64")
+		return nil
+	})
+	w.in(t, w.host, func() error {
+		ip(t, "route", "add", "default", "via", world4)
+		ip(t, "-6", "route", "add", "default", "via", world6)
+		return nil
+	})
+	var unavailable *UnavailableError
+	if err := linux.InNetwork(w.host, tryCreate); errors.As(err, &unavailable) {
+		testkit.Require(t, "tap", err.Error())
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func tryCreate() error {
+	n, err := Create(Config{Name: "try", MTU: 1500})
+	if err != nil {
+		return err
+	}
+	return n.Close()
+}
+
+func (w *world) in(t testing.TB, space *os.File, do func() error) {
+	t.Helper()
+	if err := linux.InNetwork(space, do); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func configureLink(t testing.TB, link string, four, six string) {
+	ip(t, "addr", "add", four, "dev", link)
+	ip(t, "addr", "add", six, "dev", link, "nodad")
+	ip(t, "link", "set", link, "up")
+}
+
+func address6(six bool) string {
+	if six {
+		return world6
+	}
+	return world4
+}
+
+func (w *world) ListenTCP(t testing.TB, six bool) (l net.Listener, at netip.AddrPort) {
+	t.Helper()
+	w.in(t, w.space, func() (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(address6(six), "0"))
+		return err
+	})
+	return l, netip.MustParseAddrPort(l.Addr().String())
+}
+
+func (w *world) ListenUDP(t testing.TB, six bool) (c net.PacketConn, at netip.AddrPort) {
+	t.Helper()
+	w.in(t, w.space, func() (err error) {
+		c, err = net.ListenPacket("udp", net.JoinHostPort(address6(six), "0"))
+		return err
+	})
+	return c, netip.MustParseAddrPort(c.LocalAddr().String())
+}
+
+// network is a network as its guest's process and whoever started that have it.
+type network struct {
+	*tap.Net
+	t       testing.TB
+	space   *os.File
+	control *Control
+}
+
+func policyOf(r *policy.Rules) Policy {
+	return Policy{r.Regions(policy.Surroundings{}), r.Mode() == policy.Public}
+}
+
+func (n *network) SetPolicy(r *policy.Rules) {
+	if err := n.control.SetPolicy(policyOf(r)); err != nil {
+		n.t.Error(err)
+	}
+	n.Net.SetPolicy(r)
+}
+
+func (n *network) Suspend() {
+	if err := n.control.Suspend(n.space); err != nil {
+		n.t.Error(err)
+	}
+}
+
+func (n *network) Resume() {
+	if err := n.control.Resume(); err != nil {
+		n.t.Error(err)
+	}
+}
+
+func (w *world) name() string { return fmt.Sprint("test", w.names.Add(1)) }
+
+func (w *world) New(t testing.TB, rules *policy.Rules) nictest.Network {
+	t.Helper()
+	var made *Network
+	w.in(t, w.host, func() (err error) {
+		c := Config{Name: w.name(), MTU: 1500, classifier: w.classifier, uplink: w.uplink}
+		w.eventually(t, "the way out is another's", func() bool {
+			made, err = Create(c)
+			return !errors.Is(err, unix.EEXIST)
+		})
+		return err
+	})
+	if err := made.Admit(nictest.Card, policyOf(rules)); err != nil {
+		t.Fatal(err)
+	}
+	n := &network{t: t, space: made.Space}
+	var err error
+	if n.control, err = Open(made.name, made.Maps); err != nil {
+		t.Fatal(err)
+	}
+	n.Net, err = tap.New(tap.Config{
+		Tap: made.Tap, Counts: made.Counts, Events: made.Events, Guest: nictest.Card, Policy: rules, Names: made.Names, IPv6: made.IPv6,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.Net.Close()
+		n.control.Close()
+		n.space.Close()
+	})
+	return n
+}
+
+func TestContract(t *testing.T) {
+	nictest.Run(t, newWorld(t))
+}
