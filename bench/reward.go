@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/forkvm/forkvm/guest/task"
 	judging "github.com/forkvm/forkvm/internal/judge"
@@ -17,48 +18,89 @@ import (
 const verdict = "#!/bin/sh\necho 1 >/logs/verifier/reward.txt\n"
 
 // reward measures how long judging takes in both ways side by side, beyond what the
-// verifier takes itself.
-func (b *bench) reward(ctx context.Context) error {
+// verifier takes itself: with two processes ready to become the machines, and from
+// nothing.
+func (b *bench) reward(ctx context.Context) (err error) {
+	verifier, err := b.trivialVerifier()
+	if err != nil {
+		return err
+	}
 	vm, err := b.scene.restore(ctx, standardMemory)
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(b.scene.dir, "tests")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(dir, task.TestProgram), []byte(verdict), 0o755); err != nil {
-		return err
-	}
-	verifier, err := judging.ParseSpec(dir)
+	defer func() {
+		_, failed := b.scene.node.Prepare(ctx, 0, 0)
+		err = errors.Join(err, failed, remove(ctx, vm))
+	}()
+	cold, err := b.judgements(ctx, vm, verifier, nil)
 	if err != nil {
 		return err
 	}
+	ready, err := b.judgements(ctx, vm, verifier, func() error {
+		_, err := b.scene.node.Prepare(ctx, 1, 2)
+		time.Sleep(settle)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	b.row("reward_both", CMS, ready.beyond)
+	b.row("reward_cold", CMS, cold.beyond)
+	for _, name := range []string{"machines", "survey", "quiesce", "transplant", "verify"} {
+		b.row("reward_"+name, CMS, ready.phases[name])
+	}
+	b.row("reward_first_survey", CMS, cold.phases["survey"][:1])
+	b.row("reward_close", CMS, ready.closing)
+	return nil
+}
+
+func (b *bench) trivialVerifier() (judging.Verifier, error) {
+	dir := filepath.Join(b.scene.dir, "tests")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return judging.Verifier{}, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, task.TestProgram), []byte(verdict), 0o755); err != nil {
+		return judging.Verifier{}, err
+	}
+	verifier, err := judging.ParseSpec(dir)
 	verifier.Artifacts = []task.Artifact{{Source: "/root"}}
-	var beyond, closing []float64
-	phases := map[string][]float64{}
+	return verifier, err
+}
+
+// judgements are samples: milliseconds until the verdict, without the verifiers, and
+// from there until the machines are gone.
+type judgements struct {
+	beyond, closing []float64
+	phases          map[string][]float64
+}
+
+// judgements judges a VM, once in each round. What prepare does before, if there is any,
+// is not counted.
+func (b *bench) judgements(ctx context.Context, vm *node.VM, verifier judging.Verifier, prepare func() error) (j judgements, err error) {
+	j.phases = map[string][]float64{}
 	for range b.config.Rounds {
+		if prepare != nil {
+			if err := prepare(); err != nil {
+				return j, err
+			}
+		}
 		begun := linux.Monotonic()
 		var took float64
 		r := judging.Request{Verifier: verifier, Decided: func(*judging.Verdict) { took = ms(linux.Monotonic() - begun) }}
 		v, err := vm.Judge(ctx, node.Judging{Request: r})
 		if err != nil {
-			return err
+			return j, err
 		}
-		closing = append(closing, ms(linux.Monotonic()-begun)-took)
 		if v.Outcome != judging.Scored {
-			return errors.Join(fmt.Errorf("reward: %s: %s", v.Summary(), v.Detail), remove(ctx, vm))
+			return j, fmt.Errorf("reward: %s: %s", v.Summary(), v.Detail)
 		}
+		j.closing = append(j.closing, ms(linux.Monotonic()-begun)-took)
 		// The two verifiers run on one processor.
-		beyond = append(beyond, took-float64(v.Fork.Run.DurationMS+v.Transplant.Run.DurationMS))
+		j.beyond = append(j.beyond, took-float64(v.Fork.Run.DurationMS+v.Transplant.Run.DurationMS))
 		for _, p := range v.Phases {
-			phases[p.Name] = append(phases[p.Name], p.MS)
+			j.phases[p.Name] = append(j.phases[p.Name], p.MS)
 		}
 	}
-	b.row("reward_both", CMS, beyond)
-	for _, name := range []string{"machines", "survey", "quiesce", "transplant", "verify"} {
-		b.row("reward_"+name, CMS, phases[name])
-	}
-	b.row("reward_close", CMS, closing)
-	return remove(ctx, vm)
+	return j, nil
 }
