@@ -187,6 +187,8 @@ func TestResetUnderLoad(t *testing.T) {
 	if err := vm.ResetTo(ctx, own, "loaded"); err != nil {
 		t.Fatal(err)
 	}
+	line := vm.Agent().Line() // connects anew behind each reset
+	defer line.Close()
 	var longest time.Duration
 	for round := range rounds {
 		if err := loadGoesOn(ctx, vm); err != nil {
@@ -208,7 +210,7 @@ func TestResetUnderLoad(t *testing.T) {
 			t.Errorf("round %d: a connection from before has %d more bytes, %v", round, n, err)
 		}
 		conn.Close()
-		if _, err := vm.Agent().Ping(ctx); err != nil {
+		if _, err := line.Ping(ctx); err != nil {
 			t.Fatalf("round %d: %v", round, err)
 		}
 		if err := echo(ctx, vm, byte(round), 2000); err != nil {

@@ -78,6 +78,7 @@ type Agent struct {
 	closed   bool
 	stopping bool
 	sessions map[*session]struct{}
+	resting  int            // sessions that wait for another question
 	wg       sync.WaitGroup // one for each session
 }
 
@@ -155,7 +156,7 @@ func (a *Agent) start(conn net.Conn) {
 		conn.Close()
 		return
 	}
-	s.refused = len(a.sessions) >= a.cfg.MaxOperations
+	s.refused = a.runningLocked() >= a.cfg.MaxOperations
 	a.sessions[s] = struct{}{}
 	a.wg.Add(1)
 	go func() {
@@ -166,6 +167,30 @@ func (a *Agent) start(conn net.Conn) {
 		delete(a.sessions, s)
 		a.mu.Unlock()
 	}()
+}
+
+// runningLocked is how many operations there are.
+func (a *Agent) runningLocked() int { return len(a.sessions) - a.resting }
+
+// running is how many operations there are beside the caller's.
+func (a *Agent) running() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.runningLocked() - 1
+}
+
+// rest takes a session out of those that run, until resume.
+func (a *Agent) rest() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.resting++
+}
+
+func (a *Agent) resume(s *session) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s.refused = a.runningLocked() >= a.cfg.MaxOperations
+	a.resting--
 }
 
 // sessionStack is more than any operation needs of its stack.
@@ -194,15 +219,12 @@ func (a *Agent) ping() proto.PingResult {
 	a.renewal.RLock()
 	generation := a.generation
 	a.renewal.RUnlock()
-	a.mu.Lock()
-	running := len(a.sessions) - 1
-	a.mu.Unlock()
 	return proto.PingResult{
 		Version:    a.cfg.Version,
 		Generation: generation,
 		UptimeMS:   uptime().Milliseconds(),
 		TimeNS:     time.Now().UnixNano(),
-		Operations: running,
+		Operations: a.running(),
 	}
 }
 
@@ -232,7 +254,7 @@ func (a *Agent) WaitIdle(limit time.Duration) {
 	deadline := time.Now().Add(limit)
 	for time.Now().Before(deadline) {
 		a.mu.Lock()
-		n := len(a.sessions)
+		n := a.runningLocked()
 		a.mu.Unlock()
 		if n == 0 {
 			return

@@ -12,7 +12,8 @@ import (
 	"github.com/forkvm/forkvm/agent/proto"
 )
 
-// session is one connection: a handshake, one operation, its result.
+// session is one connection: a handshake, one operation, its result. Questions may
+// follow each other on one.
 type session struct {
 	agent   *Agent
 	conn    net.Conn
@@ -46,17 +47,25 @@ func (s *session) run() {
 	stop := context.AfterFunc(s.ctx, func() { s.conn.Close() })
 	defer stop()
 
-	result, err := s.serve()
-	if s.ctx.Err() != nil {
-		return // nobody to tell
+	for more := s.answer(s.serve(s.first)); more; {
+		more = s.answer(s.serve(s.next))
 	}
-	if err != nil {
+}
+
+// answer sends what an operation came to, and tells whether another may follow.
+func (s *session) answer(result any, err error) (more bool) {
+	switch {
+	case s.ctx.Err() != nil || errors.Is(err, errHungUp):
+		return false // nobody to tell
+	case err != nil:
 		s.wire.WriteJSON(proto.TypeError, asError(err))
-		return
+		return false
 	}
 	if err := s.wire.WriteJSON(proto.TypeResult, result); err != nil {
 		s.agent.cfg.Log("send result of " + s.request.Op + ": " + err.Error())
+		return false
 	}
+	return s.request.Again && proto.IsQuestion(s.request.Op)
 }
 
 // lingerTimeout is how long a session waits for the host to close first.
@@ -84,28 +93,50 @@ func (s *session) end() {
 
 // serve turns a panic, which is a mistake of ours, into an error of this one
 // operation: the agent is the only way into its guest.
-func (s *session) serve() (result any, err error) {
+func (s *session) serve(do func() (any, error)) (result any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.agent.cfg.Log(fmt.Sprintf("panic in %s: %v\n%s", s.request.Op, p, debug.Stack()))
 			err = failure(proto.CodeInternal, "panic in the guest agent: %v", p)
 		}
 	}()
+	return do()
+}
+
+// first is the operation that the connection was made for.
+func (s *session) first() (any, error) {
 	s.conn.SetDeadline(time.Now().Add(handshakeTimeout))
 	if err := s.handshake(); err != nil {
 		return nil, err
 	}
 	s.conn.SetDeadline(time.Time{})
-	if s.refused {
-		e := failure(proto.CodeTooManyOperations, "%d operations are running", s.agent.cfg.MaxOperations)
-		e.Retryable = true
-		return nil, e
+	return s.dispatch()
+}
+
+// errHungUp is how a host ends a connection on which it might have asked again.
+var errHungUp = errors.New("host has hung up")
+
+// next is an operation behind another, however long after.
+func (s *session) next() (any, error) {
+	s.agent.rest()
+	h, err := s.wire.Next()
+	s.agent.resume(s)
+	var broken *proto.ProtocolError
+	switch {
+	case errors.As(err, &broken):
+		return nil, err
+	case err != nil:
+		return nil, errHungUp
+	}
+	s.request = proto.Request{}
+	if err := s.takeRequest(h); err != nil {
+		return nil, err
 	}
 	return s.dispatch()
 }
 
 func features() []string {
-	return []string{proto.FeatureTerminal, proto.FeatureDetach, proto.FeatureLimits, proto.FeatureSurveyor}
+	return []string{proto.FeatureTerminal, proto.FeatureDetach, proto.FeatureLimits, proto.FeatureSurveyor, proto.FeatureAgain}
 }
 
 func (s *session) handshake() error {
@@ -139,16 +170,20 @@ func (s *session) handshake() error {
 	if h, err = s.wire.Next(); err != nil {
 		return err
 	}
-	if h.Type != proto.TypeRequest {
-		return &proto.ProtocolError{Reason: fmt.Sprintf("second frame is %v, want request", h.Type)}
-	}
-	if err := s.wire.JSON(h, &s.request); err != nil {
+	if err := s.takeRequest(h); err != nil {
 		return err
 	}
-	if !immediate[s.request.Op] {
+	if !immediate(s.request.Op) {
 		return s.wire.Flush()
 	}
 	return nil
+}
+
+func (s *session) takeRequest(h proto.Header) error {
+	if h.Type != proto.TypeRequest {
+		return &proto.ProtocolError{Reason: fmt.Sprintf("%v frame where a request is wanted", h.Type)}
+	}
+	return s.wire.JSON(h, &s.request)
 }
 
 // greet says hello: with the answer, if the request is there already. A host that
@@ -165,12 +200,17 @@ func (s *session) greet(own proto.Hello) error {
 	return nil
 }
 
-// immediate are operations whose answer is there as soon as they are asked for, and
-// takes the agent's hello along: one packet and one wake-up less on each side.
+// immediate tells whether the answer to an operation is there as soon as it is asked
+// for, and takes the agent's hello along: one packet and one wake-up less on each side.
 // Others may take their time, and the host hears before that that it is heard.
-var immediate = map[string]bool{proto.OpPing: true, proto.OpUsage: true, proto.OpStat: true, proto.OpCommands: true, proto.OpSignal: true}
+func immediate(op string) bool { return proto.IsQuestion(op) || op == proto.OpSignal }
 
 func (s *session) dispatch() (any, error) {
+	if s.refused {
+		e := failure(proto.CodeTooManyOperations, "%d operations are running", s.agent.cfg.MaxOperations)
+		e.Retryable = true
+		return nil, e
+	}
 	for _, f := range s.request.Requires {
 		if !contains(features(), f) {
 			return nil, failure(proto.CodeUnsupported, "this guest agent lacks the feature %.80q", f)

@@ -215,6 +215,7 @@ func FuzzSession(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Add(hello(1))
 	f.Add(request(proto.Request{Op: "ping"}))
+	f.Add(append(request(proto.Request{Op: "ping", Again: true}), request(proto.Request{Op: "usage"})[len(hello(1)):]...))
 	f.Add(request(proto.Request{Op: "get", Params: []byte(`{"path":"/etc/hostname"}`)}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if strings.Contains(string(b), "ex") || strings.Contains(string(b), "pu") || strings.Contains(string(b), "conn") || strings.Contains(string(b), `\u`) {

@@ -41,9 +41,7 @@ func (a *Agent) health() proto.AgentHealth {
 			h.ResidentBytes = pages * int64(os.Getpagesize())
 		}
 	}
-	a.mu.Lock()
-	h.Operations = len(a.sessions) - 1
-	a.mu.Unlock()
+	h.Operations = a.running()
 	h.Detached = a.commands.countRunning()
 	return h
 }

@@ -28,7 +28,7 @@ var budget = []limit{
 	{"ram_scaling", "any of these: 8 GiB of guest RAM against 512 MiB", Ratio, 1.1, highest},
 	{"burst100_ratio", "100 creates at once against 100 single ones", Ratio, 1.1, highest},
 	{"exec_true", "a command (true) in a guest in use, until its result is there", CMS, 12, p99},
-	{"ping", "a question to the guest agent, until its answer is there", CMS, 0.6, p99},
+	{"ping", "a question to the guest agent over a connection that is kept, until its answer is there", CMS, 0.6, p99},
 	{"reward_both", "judging in both ways, ready processes waiting, beyond what the verifier takes", CMS, 60, highest},
 	{"clone_private", "private memory of an idle clone, its process included", MiB, 6, highest},
 }

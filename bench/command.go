@@ -52,15 +52,24 @@ func repeat(n int, do func() error) (samples []float64, err error) {
 	return samples, nil
 }
 
-// exec measures a round trip through the guest agent: of nothing but a question, and
-// of a command.
+// exec measures a round trip through the guest agent: of a command, and of nothing but
+// a question, over a connection that is there and over a new one.
 func (b *bench) exec(ctx context.Context) error {
 	return b.used(ctx, func(vm *node.VM) error {
 		if err := b.roundTrips("exec_true", func() error { return run(ctx, vm, "true") }); err != nil {
 			return err
 		}
 		agent := vm.Agent()
-		return b.roundTrips("ping", func() error {
+		line := agent.Line()
+		defer line.Close()
+		err := b.roundTrips("ping", func() error {
+			_, err := line.Ping(ctx)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return b.roundTrips("ping_connect", func() error {
 			_, err := agent.Ping(ctx)
 			return err
 		})

@@ -108,12 +108,8 @@ func (c *Client) begin(ctx context.Context, op string, request proto.Request, pa
 		stop()
 		return nil, err
 	}
-	k := &call{ctx: ctx, op: op, conn: conn, wire: proto.NewConn(conn), queues: queues}
-	unwatch := context.AfterFunc(ctx, func() { conn.Close() })
-	k.stop = func() {
-		unwatch()
-		stop()
-	}
+	k := newCall(ctx, op, conn, proto.NewConn(conn), stop)
+	k.queues = queues
 	if err := k.observe(c.cfg.Observer, request.OperationID, params); err != nil {
 		k.end()
 		return nil, err
@@ -124,6 +120,15 @@ func (c *Client) begin(ctx context.Context, op string, request proto.Request, pa
 	}
 	answered()
 	return k, nil
+}
+
+// newCall is a call on a connection, which does not outlive ctx.
+func newCall(ctx context.Context, op string, conn net.Conn, wire *proto.Conn, stop func()) *call {
+	unwatch := context.AfterFunc(ctx, func() { conn.Close() })
+	return &call{ctx: ctx, op: op, conn: conn, wire: wire, stop: func() {
+		unwatch()
+		stop()
+	}}
 }
 
 // open sends the first frames and reads the agent's.
@@ -161,19 +166,24 @@ func (c *Client) opening(op string, request proto.Request, params any, queues ma
 	if err != nil {
 		return nil, err
 	}
-	request.Op = op
-	if params != nil {
-		if request.Params, err = json.Marshal(params); err != nil {
-			return nil, fmt.Errorf("encode %s request: %w", op, err)
-		}
-	}
-	if b, err = proto.AppendJSON(b, proto.TypeRequest, request); err != nil {
+	if b, err = appendRequest(b, op, request, params); err != nil {
 		return nil, err
 	}
 	for stream, q := range queues {
 		b = proto.AppendCredit(b, stream, uint32(q.Size()), 0)
 	}
 	return b, nil
+}
+
+func appendRequest(b []byte, op string, request proto.Request, params any) ([]byte, error) {
+	request.Op = op
+	if params != nil {
+		var err error
+		if request.Params, err = json.Marshal(params); err != nil {
+			return nil, fmt.Errorf("encode %s request: %w", op, err)
+		}
+	}
+	return proto.AppendJSON(b, proto.TypeRequest, request)
 }
 
 // hello reads the agent's first frame, and its refusal if it is one.
@@ -337,10 +347,14 @@ func (c *Client) Ping(ctx context.Context) (Info, error) {
 	if err := c.simple(ctx, proto.OpPing, nil, &r); err != nil {
 		return Info{}, err
 	}
+	return infoOf(&r), nil
+}
+
+func infoOf(r *proto.PingResult) Info {
 	return Info{
 		Version: r.Version, Generation: r.Generation, Operations: r.Operations,
 		Uptime: time.Duration(r.UptimeMS) * time.Millisecond, Time: time.Unix(0, r.TimeNS),
-	}, nil
+	}
 }
 
 // Usage is what a guest uses, and how its guest agent is.

@@ -251,3 +251,20 @@ func FuzzAnswers(f *testing.F) {
 		}
 	})
 }
+
+// An older guest agent ends each connection behind its first answer, and is asked over
+// a new one.
+func TestLineToAnOlderAgent(t *testing.T) {
+	dialed := 0
+	c := client.New(client.Config{Dial: func(context.Context) (net.Conn, error) {
+		dialed++
+		return dialScripted(with(proto.TypeResult, `{"version":"old"}`)), nil
+	}})
+	line := c.Line()
+	defer line.Close()
+	for i := range 3 {
+		if info, err := line.Ping(context.Background()); err != nil || info.Version != "old" || dialed != i+1 {
+			t.Errorf("%+v, %v, after %d connections", info, err, dialed)
+		}
+	}
+}

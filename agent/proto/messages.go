@@ -40,8 +40,24 @@ type Request struct {
 	// else. Members that an old agent does not know are ignored by it; a host
 	// that cannot live with that names the feature here and is refused instead.
 	Requires []string `json:"requires,omitempty"`
+	// Again: the host is going to ask again on this connection, behind the result. The
+	// guest waits for that if it has FeatureAgain and the operation is a question.
+	Again bool `json:"again,omitempty"`
 	// Params is the operation's own message, for example an ExecRequest.
 	Params json.RawMessage `json:"params,omitempty"`
+}
+
+// FeatureAgain: one question may follow another on a connection.
+const FeatureAgain = "again"
+
+// IsQuestion tells whether an operation changes nothing in the guest and has its answer
+// at once, without streams: it may be asked again whenever its answer did not arrive.
+func IsQuestion(op string) bool {
+	switch op {
+	case OpPing, OpUsage, OpStat, OpCommands:
+		return true
+	}
+	return false
 }
 
 // Started says that the operation has begun: from now on it may have effects.

@@ -1,0 +1,150 @@
+package agent_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/forkvm/forkvm/agent"
+	"github.com/forkvm/forkvm/agent/client"
+	"github.com/forkvm/forkvm/agent/proto"
+)
+
+// dials has the connections that a client has made.
+type dials struct {
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// watched returns a client of the agent whose connections are noted.
+func watched(g *guest) (*client.Client, *dials) {
+	d := &dials{}
+	return client.New(client.Config{Dial: func(ctx context.Context) (net.Conn, error) {
+		c, err := g.dial(ctx)
+		if err == nil {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.conns = append(d.conns, c)
+		}
+		return c, err
+	}}), d
+}
+
+func (d *dials) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.conns)
+}
+
+// Questions follow each other on one connection, which is no operation while nothing is
+// asked.
+func TestLine(t *testing.T) {
+	g := start(t, agent.Config{Version: "1.2.3", MaxOperations: 1})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, made := watched(g)
+	line := c.Line()
+	defer line.Close()
+	var together sync.WaitGroup
+	for range 20 {
+		together.Go(func() {
+			if info, err := line.Ping(ctx); err != nil || info.Version != "1.2.3" || info.Operations != 0 {
+				t.Errorf("ping: %+v, %v", info, err)
+			}
+			if u, err := line.Usage(ctx); err != nil || u.Agent.Version != "1.2.3" || u.Agent.Operations != 0 {
+				t.Errorf("usage: %+v, %v", u, err)
+			}
+		})
+	}
+	together.Wait()
+	if n := made.count(); n != 1 {
+		t.Errorf("%d connections for 40 questions", n)
+	}
+	eventually(t, "another operation beside a line at rest", func() bool {
+		_, err := g.Ping(ctx)
+		return err == nil
+	})
+	g.agent.WaitIdle(time.Minute) // does not wait for the line
+	if ctx.Err() != nil {
+		t.Error("a line at rest keeps the agent from being idle")
+	}
+
+	// With as many operations as there may be the agent refuses a question on a line too.
+	held, release := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { g.Exec(held, client.Command{Args: []string{"sleep", "300"}}) })
+	busy := &client.Error{Code: proto.CodeTooManyOperations}
+	eventually(t, "refusal", func() bool {
+		_, err := line.Ping(ctx)
+		return errors.Is(err, busy)
+	})
+	release()
+	running.Wait()
+	eventually(t, "answer after it", func() bool {
+		_, err := line.Ping(ctx)
+		return err == nil
+	})
+}
+
+// A connection that has ended, for whatever reason, is made anew.
+func TestLineConnectsAnew(t *testing.T) {
+	g := start(t, agent.Config{})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, made := watched(g)
+	line := c.Line()
+	defer line.Close()
+	for i, end := range []func(){
+		func() {},
+		func() { made.conns[0].Close() },
+		func() { line.Close() },
+		func() {
+			gone, cancel := context.WithCancel(ctx)
+			cancel()
+			if _, err := line.Ping(gone); err == nil {
+				t.Error("an answer after the caller had gone")
+			}
+		},
+	} {
+		end()
+		if _, err := line.Ping(ctx); err != nil {
+			t.Errorf("question %d: %v", i, err)
+		}
+		if _, err := line.Ping(ctx); err != nil || made.count() != i+1 {
+			t.Errorf("question %d, repeated: %v; %d connections", i, err, made.count())
+		}
+	}
+}
+
+// What is no question is the last operation of its connection, whatever is asked for,
+// and so is one that failed.
+func TestNothingButQuestionsIsAskedAgain(t *testing.T) {
+	g := start(t, agent.Config{})
+	ping, _ := proto.AppendJSON(nil, proto.TypeRequest, proto.Request{Op: proto.OpPing, Again: true})
+	first := request(proto.Request{Op: proto.OpPing, Again: true})
+	hello, result, refusal := proto.TypeHello, proto.TypeResult, proto.TypeError
+	for name, tt := range map[string]struct {
+		frames []byte
+		want   []proto.Type
+		code   string
+	}{
+		"questions":      {slices.Concat(first, ping, ping), []proto.Type{hello, result, result, result}, ""},
+		"not wanted":     {slices.Concat(request(proto.Request{Op: proto.OpPing}), ping), []proto.Type{hello, result}, ""},
+		"no question":    {slices.Concat(request(proto.Request{Op: proto.OpList, Again: true, Params: []byte(`{"path":"/"}`)}), ping), []proto.Type{hello, result}, ""},
+		"no request":     {slices.Concat(first, proto.AppendCredit(nil, proto.Stdout, 1, 0), ping), []proto.Type{hello, result, refusal}, proto.CodeProtocol},
+		"unknown frame":  {slices.Concat(first, proto.Append(nil, 0x55, 0, 0, nil)), []proto.Type{hello, result, refusal}, proto.CodeProtocol},
+		"failed":         {slices.Concat(request(proto.Request{Op: proto.OpStat, Again: true, Params: []byte(`{"path":"/nowhere"}`)}), ping), []proto.Type{hello, refusal}, proto.CodeFileNotFound},
+		"cut":            {slices.Concat(first, ping[:len(ping)-3]), []proto.Type{hello, result, refusal}, proto.CodeIO},
+		"hung up behind": {first, []proto.Type{hello, result}, ""},
+	} {
+		types, failed := talk(t, g, bytes.Clone(tt.frames))
+		if !slices.Equal(types, tt.want) || failed == nil != (tt.code == "") || failed != nil && failed.Code != tt.code {
+			t.Errorf("%s: got frames %v, error %v, want %v, %q", name, types, failed, tt.want, tt.code)
+		}
+	}
+}
