@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -41,6 +42,44 @@ func (m *memoryLayers) mappable() []memory.Layer {
 		layers = slices.Insert(layers, m.huge.Above, m.huge.layer())
 	}
 	return layers
+}
+
+// storedAt returns the pages of ascending ranges that the layers have contents of.
+func (m *memoryLayers) storedAt(ranges []memory.PageRange) []memory.PageRange {
+	var stored []memory.PageRange
+	for _, l := range m.sealed {
+		left := ranges
+		for _, e := range l.Extents() {
+			if e.Offset == layer.ZeroExtent {
+				continue
+			}
+			for len(left) > 0 && left[0].Start+left[0].Count <= e.Start {
+				left = left[1:]
+			}
+			for _, r := range left {
+				start, end := max(r.Start, e.Start), min(r.Start+r.Count, e.Start+e.Count)
+				if start >= end {
+					break
+				}
+				stored = append(stored, memory.PageRange{Start: start, Count: end - start})
+			}
+		}
+	}
+	return joined(stored)
+}
+
+// joined sorts ranges and joins those that overlap or follow each other.
+func joined(ranges []memory.PageRange) (list []memory.PageRange) {
+	slices.SortFunc(ranges, func(a, b memory.PageRange) int { return cmp.Compare(a.Start, b.Start) })
+	for _, r := range ranges {
+		if n := len(list); n > 0 && list[n-1].Start+list[n-1].Count >= r.Start {
+			last := &list[n-1]
+			last.Count = max(last.Count, r.Start+r.Count-last.Start)
+			continue
+		}
+		list = append(list, r)
+	}
+	return list
 }
 
 // reset puts memory back to the layers that the machine came with, and lets go of

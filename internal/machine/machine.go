@@ -220,7 +220,9 @@ func (m *Machine) Bring(ctx context.Context, id Identity) error {
 	if err := m.bring(ctx, id, &m.timeline); err != nil {
 		return err
 	}
-	m.recording.Go(m.recordWorkingSet)
+	if m.workingSet != nil && !m.workingSet.Late {
+		m.recording.Go(m.recordWorkingSet)
+	}
 	return nil
 }
 

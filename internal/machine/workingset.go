@@ -25,14 +25,28 @@ func (m *Machine) mapAhead() {
 	}
 }
 
+// NoteUse notes what the guest has used by now for a working set of all that it does, if
+// nobody has before.
+func (m *Machine) NoteUse() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.closed && m.workingSet != nil && m.workingSet.Late {
+		m.recordWorkingSet()
+	}
+}
+
 // recordWorkingSet notes what the guest has used by now, if nobody has before.
 func (m *Machine) recordWorkingSet() {
-	if m.workingSet == nil || !m.workingSet.Wanted {
+	if !m.workingSet.Wanted {
 		return
 	}
 	own, err := m.memory.Own()
 	if err != nil {
 		return
+	}
+	if m.workingSet.Late {
+		// Where nothing was, a guest that has used much memory would fill the set.
+		own = m.layers.storedAt(own)
 	}
 	read, err := m.memory.ReadOnly(snapshot.MaxHugePages)
 	if err != nil {

@@ -56,6 +56,7 @@ func TestWorkingSet(t *testing.T) {
 	run(t, ctx, child, "true")
 
 	clonesInHugePages(t, ctx, st, name, set)
+	clonesThatJudge(t, ctx, st, name, pages)
 
 	for what, set := range map[string]snapshot.WorkingSet{
 		"of another size of RAM": {RAM: 1 << 30, Written: []snapshot.PageRange{{Start: 1 << 29, Count: 9}}},
@@ -68,6 +69,41 @@ func TestWorkingSet(t *testing.T) {
 			t.Errorf("working set %s: the clone is %q", what, out)
 		}
 	}
+}
+
+// clonesThatJudge notes what a clone has used in the end, and has another find it ready.
+func clonesThatJudge(t *testing.T, ctx context.Context, st *store.Store, name string, untilReady uint64) {
+	t.Helper()
+	var judging *store.WorkingSet
+	restore := func(look func(*Machine)) *Machine {
+		checkpoint, manifest, err := FromStore(ctx, st, name, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkpoint.WorkingSet = st.JudgingSet(manifest, true)
+		judging = checkpoint.WorkingSet
+		return startClone(t, ctx, checkpoint, look)
+	}
+	first := restore(nil)
+	if _, err := judging.Read(); err == nil {
+		t.Error("a working set of all that a clone does was recorded when it was ready")
+	}
+	run(t, ctx, first, "head -c 24M /dev/zero | tail -c 20M | wc -c")
+	first.NoteUse()
+	set, err := judging.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages := countRanges(set.Written)
+	t.Logf("%d pages in the end, in %d ranges", pages, len(set.Written))
+	if pages <= untilReady/2 || pages == snapshot.MaxWorkingSetPages {
+		t.Errorf("%d pages are not those of the snapshot that a guest uses for a command, of %d until it is ready", pages, untilReady)
+	}
+	run(t, ctx, restore(func(m *Machine) {
+		if own := ownPages(t, m); !covers(own, set.Written) {
+			t.Error("a clone that judges does not have the pages that those before it used")
+		}
+	}), "true")
 }
 
 // storedGuest is a store with a snapshot of a guest that has run a command.
@@ -160,6 +196,19 @@ func countRanges(ranges []snapshot.PageRange) (pages uint64) {
 		pages += r.Count
 	}
 	return pages
+}
+
+func TestJoined(t *testing.T) {
+	for _, c := range []struct{ have, want []memory.PageRange }{
+		{nil, nil},
+		{[]memory.PageRange{{Start: 9, Count: 2}, {Start: 1, Count: 3}, {Start: 4, Count: 1}, {Start: 2, Count: 1}},
+			[]memory.PageRange{{Start: 1, Count: 4}, {Start: 9, Count: 2}}},
+		{[]memory.PageRange{{Start: 1, Count: 9}, {Start: 3, Count: 2}, {Start: 8, Count: 4}}, []memory.PageRange{{Start: 1, Count: 11}}},
+	} {
+		if got := joined(c.have); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%v joined: %v", c.have, got)
+		}
+	}
 }
 
 func TestFirstPages(t *testing.T) {

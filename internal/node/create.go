@@ -62,6 +62,8 @@ type Options struct {
 	Backend Backend
 	// Enforce says who enforces Network: that of the parent for a fork if empty, otherwise EnforceAuto.
 	Enforce Enforcer
+	// judges is the task's snapshot, for a VM in which is judged.
+	judges *snapshot.Manifest
 }
 
 // demand is that of VMs with so much RAM, made with the same options.
@@ -156,6 +158,9 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 	defer release()
 	checkpoint.WorkingSet = n.store.WorkingSet(manifest)
 	checkpoint.HugePages = n.hugePages(manifest, checkpoint)
+	if o.judges != nil {
+		n.useJudgingSet(manifest, checkpoint, true)
+	}
 	course.End(phaseSnapshot)
 	return n.launch(ctx, o, plan{
 		course:     course,
@@ -166,6 +171,22 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 		},
 		created: createdFrom(manifest),
 	})
+}
+
+// useJudgingSet has a clone make ready what clones in which is judged use, instead of
+// what any clone does until it is ready. The first one records it.
+func (n *Node) useJudgingSet(m *snapshot.Manifest, c *machine.Checkpoint, first bool) {
+	if first && (c.WorkingSet == nil || c.WorkingSet.Wanted) {
+		return // that one is recorded first
+	}
+	set := n.store.JudgingSet(m, first)
+	if set == nil {
+		return
+	}
+	if c.WorkingSet != nil {
+		c.WorkingSet.Close() // was not written
+	}
+	c.WorkingSet = set
 }
 
 // createdFrom is what the journals of the snapshot's VMs say of it.
@@ -204,6 +225,9 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 	created, err := parent.asOrigin()
 	if err != nil {
 		return nil, err
+	}
+	if len(options) == 1 && options[0].judges != nil && parent.Record.Snapshot == options[0].judges.Name {
+		n.useJudgingSet(options[0].judges, checkpoint, false)
 	}
 	course.End(phaseCheckpoint)
 	children := make([]Child, len(options))

@@ -8,6 +8,8 @@ import (
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
+	"github.com/forkvm/forkvm/internal/process"
+	"github.com/forkvm/forkvm/snapshot"
 )
 
 // Judging says how a VM is judged.
@@ -47,7 +49,7 @@ func (vm *VM) Judge(ctx context.Context, r Judging) (*judge.Verdict, error) {
 			decided(v)
 		}
 	}
-	v, err := judge.Judge(ctx, &judgeMachines{vm, r.Snapshot}, r.Request)
+	v, err := judge.Judge(ctx, &judgeMachines{vm, info}, r.Request)
 	if err != nil {
 		return nil, failure.As(failure.InvalidArgument, err)
 	}
@@ -73,11 +75,13 @@ const judgePrefix = "judge-"
 // judgeMachines are copies of a VM and of its task's snapshot.
 type judgeMachines struct {
 	vm       *VM
-	snapshot string
+	snapshot *snapshot.Manifest
 }
 
 func (m *judgeMachines) options() Options {
-	return Options{Name: judgePrefix + newID(), Time: m.vm.Identity.Time, Attached: true, Passing: true, Recording: RecordNone}
+	return Options{
+		Name: judgePrefix + newID(), Time: m.vm.Identity.Time, Attached: true, Passing: true, Recording: RecordNone, judges: m.snapshot,
+	}
 }
 
 // Fork implements judge.Machines.
@@ -89,20 +93,23 @@ func (m *judgeMachines) Fork(ctx context.Context) (judge.Machine, error) {
 	if children[0].Err != nil {
 		return nil, judge.NotReady(children[0].Err)
 	}
-	return judgeMachine{children[0].VM}, nil
+	return judgeMachine{vm: children[0].VM}, nil
 }
 
 // Clean implements judge.Machines.
 func (m *judgeMachines) Clean(ctx context.Context) (judge.Machine, error) {
-	vm, err := m.vm.node.Restore(ctx, m.snapshot, m.options())
+	vm, err := m.vm.node.Restore(ctx, m.snapshot.Name, m.options())
 	if err != nil {
 		return nil, err
 	}
-	return judgeMachine{vm}, nil
+	return judgeMachine{vm, true}, nil
 }
 
 // judgeMachine is a VM in which is judged.
-type judgeMachine struct{ vm *VM }
+type judgeMachine struct {
+	vm    *VM
+	clean bool // of the task's snapshot
+}
 
 func (m judgeMachine) ID() string         { return m.vm.ID }
 func (m judgeMachine) Guest() judge.Guest { return m.vm.Agent() }
@@ -127,5 +134,9 @@ func (m judgeMachine) Health(ctx context.Context) judge.Health {
 func (m judgeMachine) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
+	if m.clean {
+		// Later ones are slower without.
+		_ = m.vm.call(ctx, (*process.Client).NoteUse)
+	}
 	return m.vm.discard(ctx)
 }

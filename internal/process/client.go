@@ -99,6 +99,13 @@ func (c *Client) Resume(ctx context.Context) error {
 	return err
 }
 
+// NoteUse has the VM's working set recorded, if that is one of all that it does and is
+// wanted.
+func (c *Client) NoteUse(ctx context.Context) error {
+	_, err := c.simple(ctx, opNoteUse)
+	return err
+}
+
 // Kill ends the guest. The process ends soon after the answer.
 func (c *Client) Kill(ctx context.Context) error {
 	_, err := c.simple(ctx, opKill)

@@ -30,6 +30,7 @@ const (
 	opReset      = "reset"
 	opNetwork    = "network"
 	opRefusals   = "refusals"
+	opNoteUse    = "note-use"
 	opKill       = "kill"
 )
 
@@ -179,6 +180,7 @@ type workingSetForm struct {
 	File     int    `json:"file"`
 	Snapshot string `json:"snapshot"`
 	Wanted   bool   `json:"wanted,omitempty"`
+	Late     bool   `json:"late,omitempty"`
 }
 
 // table collects the files of a message that is sent.
@@ -221,7 +223,7 @@ func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, 
 		form.Disks = append(form.Disks, t.addLayers(stack))
 	}
 	if w := c.WorkingSet; w != nil {
-		form.WorkingSet = &workingSetForm{File: t.add(w.File), Snapshot: w.Snapshot, Wanted: w.Wanted}
+		form.WorkingSet = &workingSetForm{File: t.add(w.File), Snapshot: w.Snapshot, Wanted: w.Wanted, Late: w.Late}
 	}
 	if h := c.HugePages; h != nil {
 		form.HugePages = &hugePagesForm{File: t.add(h.File), Above: h.Above}
@@ -316,7 +318,7 @@ func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error
 	}
 	if w := form.WorkingSet; w != nil {
 		if f := c.take(w.File); f != nil {
-			cp.WorkingSet = &store.WorkingSet{File: f, Snapshot: w.Snapshot, Wanted: w.Wanted}
+			cp.WorkingSet = &store.WorkingSet{File: f, Snapshot: w.Snapshot, Wanted: w.Wanted, Late: w.Late}
 		}
 	}
 	cp.HugePages = c.takeHugePages(form.HugePages)

@@ -262,6 +262,9 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 		return c.send(response{Error: s.setPaused(true)}, nil)
 	case opResume:
 		return c.send(response{Error: s.setPaused(false)}, nil)
+	case opNoteUse:
+		s.machine.NoteUse()
+		return c.send(response{}, nil)
 	case opKill:
 		s.machine.End(vmm.ReasonKilled, "")
 		return c.send(response{}, nil)

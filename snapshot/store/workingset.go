@@ -17,11 +17,17 @@ import (
 // being when the snapshot is used.
 const WorkingSetFile = "working-set"
 
-// WorkingSet is a snapshot's file of that name, open. Its bytes are a hint from
+// JudgingSetFile is another working set, of clones in which is judged: to their end, and
+// not until they are ready.
+const JudgingSetFile = "judging-set"
+
+// WorkingSet is one of these files of a snapshot, open. Its bytes are a hint from
 // whoever used the snapshot first.
 type WorkingSet struct {
 	File     *os.File
 	Snapshot string // its id
+	// Late: it is of all that a clone does, and not of what it does until it is ready.
+	Late bool
 	// Wanted: there is no sound working set yet, and whoever has the file is the only
 	// one who may record one. The file is locked as long as somebody has it open.
 	Wanted bool
@@ -32,22 +38,36 @@ type WorkingSet struct {
 // recording, or the store cannot be written. Never is that a reason not to use
 // the snapshot.
 func (s *Store) WorkingSet(m *snapshot.Manifest) *WorkingSet {
+	return s.openWorkingSet(m, WorkingSetFile, true)
+}
+
+// JudgingSet is WorkingSet for a clone in which is judged. No file is made unless one is
+// wanted.
+func (s *Store) JudgingSet(m *snapshot.Manifest, wanted bool) *WorkingSet {
+	w := s.openWorkingSet(m, JudgingSetFile, wanted)
+	if w != nil {
+		w.Late = true
+	}
+	return w
+}
+
+func (s *Store) openWorkingSet(m *snapshot.Manifest, name string, wanted bool) *WorkingSet {
 	if !m.Guest.GuestAgent {
 		return nil // nobody can tell when such a guest is ready
 	}
-	path := m.Name + "/" + WorkingSetFile
+	path := m.Name + "/" + name
 	f, err := s.snapshots.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	switch {
 	case err == nil:
 		if sound(f, m) {
 			return &WorkingSet{File: f, Snapshot: m.ID}
 		}
-		retired := s.retire(f, path)
+		retired := wanted && s.retire(f, path)
 		f.Close()
 		if !retired {
 			return nil
 		}
-	case !errors.Is(err, fs.ErrNotExist):
+	case !wanted || !errors.Is(err, fs.ErrNotExist):
 		return nil
 	}
 	// Nobody can open it for writing a second time.
@@ -117,7 +137,7 @@ func (w *WorkingSet) Dup() (*WorkingSet, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &WorkingSet{File: f, Snapshot: w.Snapshot}, nil
+	return &WorkingSet{File: f, Snapshot: w.Snapshot, Late: w.Late}, nil
 }
 
 // Read reads and checks the set.

@@ -36,6 +36,37 @@ func wanted(t *testing.T, s *Store, m *snapshot.Manifest) *WorkingSet {
 
 var someRanges = []snapshot.PageRange{{Start: 2, Count: 3}, {Start: 9, Count: 1}}
 
+// A judging set is a file of its own, which nobody makes who does not want one.
+func TestJudgingSet(t *testing.T) {
+	s, machine := openStore(t, t.TempDir()), newMachine(t)
+	publish(t, s, machine, "base")
+	m := withGuestAgent(t, s, "base")
+	if w := s.JudgingSet(m, false); w != nil {
+		t.Fatalf("got %+v, which nobody wanted", w)
+	}
+	other := wanted(t, s, m)
+	defer other.Close()
+	w := s.JudgingSet(m, true)
+	if w == nil || !w.Wanted || !w.Late {
+		t.Fatalf("got %+v: nobody is asked to record", w)
+	}
+	defer w.Close()
+	if found := s.JudgingSet(m, false); found != nil {
+		t.Fatalf("got %+v before it was recorded", found)
+	}
+	if err := w.Record(snapshot.WorkingSet{RAM: memoryPages, Written: someRanges}); err != nil {
+		t.Fatal(err)
+	}
+	sound := s.JudgingSet(m, false)
+	if sound == nil || sound.Wanted || !sound.Late {
+		t.Fatalf("got %+v after it was recorded", sound)
+	}
+	defer sound.Close()
+	if got, err := sound.Read(); err != nil || !reflect.DeepEqual(got.Written, someRanges) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
 // One records, the others see nothing until that is done, and then the set.
 func TestWorkingSet(t *testing.T) {
 	s, machine := openStore(t, t.TempDir()), newMachine(t)
