@@ -132,11 +132,11 @@ func (m judgeMachine) Health(ctx context.Context) judge.Health {
 
 // Close implements judge.Machine.
 func (m judgeMachine) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
 	if m.clean {
 		// Later ones are slower without.
-		_ = m.vm.call(ctx, (*process.Client).NoteUse)
+		_ = m.vm.call(context.Background(), (*process.Client).NoteUse)
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
 	return m.vm.discard(ctx)
 }
