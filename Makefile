@@ -36,10 +36,10 @@ test-lab: build lab-tool test-guest ## the tests that need KVM, in the lab; PKG=
 test-long: build lab-tool test-guest ## the same with the tests that take minutes each; the whole of it takes hours
 	LAB_ICOUNT=1 REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -timeout 2h $(if $(V),-v) $(if $(RUN),-run '$(RUN)') $(PKG)
 
-test-task: test-guest ## judge rollouts of a real task: Debian, PostgreSQL, git and pytest; builds the quickstart's environment
-	environment=$$(scripts/environment); \
-	LAB_ICOUNT=1 REQUIRE=files,environment LAB_IN=$(GUEST),$$environment,quickstart/task LAB_TIMEOUT=3h \
-		$(LAB) test -timeout 2h $(if $(V),-v) -run '$(or $(RUN),TestRealTask)' ./cmd/forkvm
+test-task: test-guest ## real software, Debian with PostgreSQL, git and pytest: judge rollouts of a task, use a network; builds the quickstart's environment
+	environment=$$(scripts/environment) && mirror=$$(scripts/mirror) && \
+	LAB_ICOUNT=1 REQUIRE=files,environment LAB_IN=$(GUEST),$$environment,$$mirror,quickstart/task LAB_TIMEOUT=3h \
+		$(LAB) test -timeout 2h $(if $(V),-v) -run '$(or $(RUN),TestReal)' ./cmd/forkvm
 
 soak: build lab-tool test-guest ## the long version of the snapshot tests: SOAK_ROUNDS=200 rounds, SOAK_SEED to repeat a run
 	LAB_ICOUNT=1 SOAK_ROUNDS=$${SOAK_ROUNDS:-200} REQUIRE=files LAB_IN=$(GUEST) LAB_TIMEOUT=6h $(LAB) test -v -timeout 6h -run TestSoak .

@@ -13,17 +13,27 @@ const EnvEnvironment = "FORKVM_TEST_ENVIRONMENT"
 // pytest, and the directory of the task that is set in it. Tests may change the former.
 func RequireEnvironment(t testing.TB) (data, task string) {
 	t.Helper()
+	return environment(t, "data", "key"), environment(t, "task", "task.toml")
+}
+
+// RequireMirror returns a directory with a Debian repository for guests of that image.
+func RequireMirror(t testing.TB) string {
+	t.Helper()
+	return environment(t, "mirror", "key")
+}
+
+// environment returns one of the directories of the environment, which has this file.
+func environment(t testing.TB, name, file string) string {
+	t.Helper()
 	dir := os.Getenv(EnvEnvironment)
 	if dir == "" {
 		dir = "/in"
 	}
-	data, task = filepath.Join(dir, "data"), filepath.Join(dir, "task")
-	for _, path := range []string{filepath.Join(data, "key"), task} {
-		if _, err := os.Stat(path); err != nil {
-			Require(t, "environment", "needs "+path+": 'make test-task' builds it and runs the tests that need it")
-		}
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(filepath.Join(path, file)); err != nil {
+		Require(t, "environment", "needs "+path+": 'make test-task' builds it and runs the tests that need it")
 	}
-	return data, task
+	return path
 }
 
 // EnvGuest names the directory with what tests boot, where it is not the lab's.
