@@ -146,10 +146,13 @@ func TestCaseD1(t *testing.T) {
 	if testing.Short() {
 		return
 	}
-	for _, c := range []struct{ name, mtu, script string }{
-		{"narrow", "1280", "true"},
-		{"jumbo", "9000", "true"},
-		{"plain", "1500", "/guestload offloads"},
+	for _, c := range []struct {
+		name, mtu, script string
+		size              int
+	}{
+		{"narrow", "1280", "true", size},
+		{"jumbo", "9000", "true", size},
+		{"plain", "1500", "/guestload offloads", size / 8}, // each packet for itself
 	} {
 		h.must("create", slowly, "--name", c.name, "--memory", guestMemory, "--network", "public", "--mtu", c.mtu, h.image("disk"))
 		h.must("cp", filepath.Join(testkit.RequireGuest(t), "guestload"), c.name+":/guestload")
@@ -157,7 +160,7 @@ func TestCaseD1(t *testing.T) {
 		if got := h.sh(c.name, "cat /sys/class/net/eth0/mtu"); got != c.mtu {
 			t.Errorf("%s: the card's packets have at most %s bytes", c.name, got)
 		}
-		h.clonesTransfer(c.name, size)
+		h.clonesTransfer(c.name, c.size)
 	}
 }
 
