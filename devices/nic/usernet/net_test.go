@@ -272,7 +272,7 @@ func TestCaseD6ByName(t *testing.T) {
 }
 
 // clientHello returns what a TLS client sends first.
-func clientHello(t *testing.T, name string) []byte {
+func clientHello(t testing.TB, name string) []byte {
 	near, far := net.Pipe()
 	defer far.Close()
 	config := &tls.Config{ServerName: name, InsecureSkipVerify: true}
