@@ -423,7 +423,7 @@ func TestCaseE7(t *testing.T) {
 		"one process": "exec guestload hog -size 2048",
 		// All of them at it for a while.
 		"many processes":     fmt.Sprintf("for i in $(seq %d); do head -c 20971520 /dev/zero | tail -c 20971520 | sleep 3 & done; wait; kill -9 $$", processes),
-		"memory file system": "mount -t tmpfs -o size=2g none /mnt && exec dd if=/dev/zero of=/mnt/full bs=1M count=2000",
+		"memory file system": "mkdir -p /mnt && mount -t tmpfs -o size=2g none /mnt && exec dd if=/dev/zero of=/mnt/full bs=1M count=2000",
 		"fork bomb":          fmt.Sprintf("b() { test $1 = 0 && exec sleep 1000; b $(($1-1)) | b $(($1-1)); }; b %d & exec guestload hog -size 2048", doublings),
 	} {
 		t.Run(what, func(t *testing.T) {
