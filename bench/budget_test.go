@@ -25,6 +25,7 @@ var reached = map[string]float64{
 	"create_first_command": 43,
 	"fork16_child":         48,
 	"reset":                6.5,
+	"ping":                 0.6, // holds for 99 of 100, and one of five may be the other
 	"reward_both":          115,
 }
 
