@@ -55,6 +55,7 @@ var measurements = []measurement{
 	{"card", (*bench).card},
 	{"network", (*bench).network},
 	{"network_qemu", (*bench).networkQEMU},
+	{"network_passt", (*bench).networkPasst},
 	{"exec", (*bench).exec},
 	{"transfer", (*bench).transfer},
 	{"ssh", (*bench).ssh},

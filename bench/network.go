@@ -23,52 +23,99 @@ const (
 	serverAddress = "198.18.0.1"
 	// flowMiB is how much a row about a connection moves.
 	flowMiB = 16
-	// requestCount is how many connections a row about requests rests on.
-	requestCount = 50
+	// requestCount is how many connections a row about requests rests on, datagramCount how many datagrams one about these.
+	requestCount, datagramCount = 200, 500
 	// flowProgram is guestload in the guest.
 	flowProgram = "/dev/shm/guestload"
 )
 
 // network measures what passes between a guest and servers of its host through its network card.
 func (b *bench) network(ctx context.Context) error {
+	return errors.Join(b.networkEnforced(ctx, "net", node.EnforceAuto), b.networkEnforced(ctx, "net_user", node.EnforceUser))
+}
+
+// networkEnforced measures it with these keeping the guest to its policy.
+func (b *bench) networkEnforced(ctx context.Context, name string, by node.Enforcer) error {
+	// The kernel knows the host's addresses from when a VM gets its policy.
+	if err := addServerAddress(ctx); err != nil {
+		return err
+	}
 	allowed := &policy.Policy{Mode: policy.Allowlist, Allow: []string{serverAddress}}
-	vm, err := b.scene.node.Boot(ctx, imageName, node.Options{CPUs: 1, MemoryBytes: standardMemory, Network: allowed})
+	vm, err := b.scene.node.Boot(ctx, imageName, node.Options{CPUs: 1, MemoryBytes: standardMemory, Network: allowed, Enforce: by})
 	if err != nil {
 		return err
 	}
-	return errors.Join(b.flows(ctx, "net", vm.Agent()), remove(ctx, vm))
+	return errors.Join(b.flows(ctx, name, vm.Agent()), remove(ctx, vm))
 }
 
 // networkQEMU measures the same through QEMU's own network in user space (libslirp).
 func (b *bench) networkQEMU(ctx context.Context) error {
-	r, err := findQEMU(b.config.Scene, "-netdev", "user,id=network", "-device", "virtio-net-device,netdev=network")
-	var absent errNotRun
-	if errors.As(err, &absent) {
-		b.note("qemu_net: not run: %s", absent.reason)
+	return b.flowsThroughQEMU(ctx, "qemu_net", "user", 1500)
+}
+
+// networkPasst measures the same through passt, which is QEMU's network in a process of its own. Its guests have the largest packets
+// that there are, which it tells them by DHCP: segments that go together it has not.
+func (b *bench) networkPasst(ctx context.Context) error {
+	if err := addServerAddress(ctx); err != nil { // passt looks for one
+		return err
+	}
+	p, err := startPasst(ctx)
+	if errors.Is(err, exec.ErrNotFound) {
+		b.note("passt_net: not run: %s", err)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	s := stable{rival: r, scene: b.config.Scene, dir: filepath.Join(b.config.Scene.Dir, "qemu-net")}
+	err = b.flowsThroughQEMU(ctx, "passt_net", "stream,server=off,addr.type=unix,addr.path="+p.socket, 65520)
+	if said := p.close(); err != nil {
+		return fmt.Errorf("%w; passt said: %s", err, said)
+	}
+	return nil
+}
+
+// flowsThroughQEMU measures it in a guest of QEMU's with this network behind its card and this size of packets.
+func (b *bench) flowsThroughQEMU(ctx context.Context, name, network string, mtu int) error {
+	r, err := findQEMU(b.config.Scene, "-netdev", network+",id=network", "-device", "virtio-net-device,netdev=network")
+	var absent errNotRun
+	if errors.As(err, &absent) {
+		b.note("%s: not run: %s", name, absent.reason)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := addServerAddress(ctx); err != nil {
+		return err
+	}
+	s := stable{rival: r, scene: b.config.Scene, dir: filepath.Join(b.config.Scene.Dir, name)}
 	return s.with(ctx, "", func(_ string, agent *client.Client, _ int) error {
 		booting, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
 		if _, err := agent.WaitReady(booting); err != nil {
 			return err
 		}
-		const configure = "ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 && ip route add default via 10.0.2.2"
+		configure := fmt.Sprintf("ip link set eth0 mtu %d up && ip addr add 10.0.2.15/24 dev eth0 && ip route add default via 10.0.2.2", mtu)
 		if err := succeed(ctx, agent, client.Command{Args: []string{"sh", "-c", configure}}); err != nil {
 			return err
 		}
-		return b.flows(ctx, "qemu_net", agent)
+		return b.flows(ctx, name, agent)
 	})
 }
 
-// flows adds the rows name_out_mib, name_in_mib and name_request: what a MiB costs each way on one connection of TCP, and what a
-// connection costs on which a byte is asked and a byte is answered. The guest's clock is the host's.
+// addServerAddress gives the host serverAddress.
+func addServerAddress(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "busybox", "ip", "addr", "replace", serverAddress+"/32", "dev", "lo").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("give the host an address: %w: %s", err, out)
+	}
+	return nil
+}
+
+// flows adds the rows name_out_mib, name_in_mib, name_request and name_datagram: what a MiB costs each way on one connection of TCP,
+// and what a byte and its answer cost with a connection of their own, and in datagrams. The guest's clock is the host's.
 func (b *bench) flows(ctx context.Context, name string, agent *client.Client) error {
-	servers, err := serveFlows(ctx)
+	servers, err := serveFlows()
 	if err != nil {
 		return err
 	}
@@ -89,6 +136,7 @@ func (b *bench) flows(ctx context.Context, name string, agent *client.Client) er
 		{"out_mib", []string{"flow", "-to", servers.sink, "-send", strconv.Itoa(flowMiB << 20)}, flowMiB},
 		{"in_mib", []string{"flow", "-to", servers.source}, flowMiB},
 		{"request", []string{"flow", "-to", servers.answerer, "-send", "1", "-count", strconv.Itoa(requestCount)}, requestCount},
+		{"datagram", []string{"datagrams", "-to", servers.echo, "-count", strconv.Itoa(datagramCount)}, datagramCount},
 	} {
 		var samples []float64
 		for i := range transferRounds + 1 {
@@ -110,17 +158,13 @@ func (b *bench) flows(ctx context.Context, name string, agent *client.Client) er
 }
 
 // flowServers are servers of the host. The sink takes all that comes, the source sends flowMiB, and the answerer answers one
-// byte with another; each ends the connection then.
+// byte with another; each ends the connection then. The echo sends datagrams back.
 type flowServers struct {
-	sink, source, answerer string
-	listeners              []net.Listener
+	sink, source, answerer, echo string
+	sockets                      []io.Closer
 }
 
-func serveFlows(ctx context.Context) (*flowServers, error) {
-	address := []string{"ip", "addr", "replace", serverAddress + "/32", "dev", "lo"}
-	if out, err := exec.CommandContext(ctx, "busybox", address...).CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("give the host an address: %w: %s", err, out)
-	}
+func serveFlows() (*flowServers, error) {
 	s := &flowServers{}
 	for _, server := range []struct {
 		at    *string
@@ -134,7 +178,7 @@ func serveFlows(ctx context.Context) (*flowServers, error) {
 		if err != nil {
 			return nil, errors.Join(err, s.close())
 		}
-		s.listeners = append(s.listeners, l)
+		s.sockets = append(s.sockets, l)
 		*server.at = l.Addr().String()
 		go func() {
 			for {
@@ -148,12 +192,28 @@ func serveFlows(ctx context.Context) (*flowServers, error) {
 			}
 		}()
 	}
+	c, err := net.ListenPacket("udp", net.JoinHostPort(serverAddress, "0"))
+	if err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	s.sockets = append(s.sockets, c)
+	s.echo = c.LocalAddr().String()
+	go func() {
+		b := make([]byte, 1)
+		for {
+			n, from, err := c.ReadFrom(b)
+			if err != nil {
+				return // closed
+			}
+			_, _ = c.WriteTo(b[:n], from)
+		}
+	}()
 	return s, nil
 }
 
 func (s *flowServers) close() error {
 	var errs []error
-	for _, l := range s.listeners {
+	for _, l := range s.sockets {
 		errs = append(errs, l.Close())
 	}
 	return errors.Join(errs...)

@@ -10,7 +10,7 @@
 // With the name of a probe as first argument it does one small thing instead
 // that tests need in a guest: draw (randomness), connect (to the host), peer and
 // storm (connections), spawn (servers), tls (handshakes), random (disk writes), hog
-// (memory), immutable (files), traces (in the kernel), attach (to other processes), attempts, flow, hold,
+// (memory), immutable (files), traces (in the kernel), attach (to other processes), attempts, flow, datagrams, hold,
 // transfer, offloads, queries, scatter and sniff (on the network), now.
 package main
 

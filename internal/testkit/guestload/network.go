@@ -124,6 +124,33 @@ func flow(args []string) error {
 	return err
 }
 
+// datagrams sends a byte to a server and reads the answer, as often as asked, and prints how many milliseconds all of it took.
+func datagrams(args []string) error {
+	flags := flag.NewFlagSet("datagrams", flag.ContinueOnError)
+	to := flags.String("to", "", "address of the server")
+	count := flags.Int("count", 1, "how many to send")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	c, err := net.Dial("udp", *to)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	b := make([]byte, 1)
+	begun := time.Now()
+	for range *count {
+		if _, err := c.Write(b); err != nil {
+			return err
+		}
+		if _, err := c.Read(b); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Println(float64(time.Since(begun)) / float64(time.Millisecond))
+	return err
+}
+
 // queries asks the resolver from as many ports, some at a time, and prints how many answers came.
 func queries(args []string) error {
 	flags := flag.NewFlagSet("queries", flag.ContinueOnError)

@@ -17,6 +17,7 @@ import (
 var probes = map[string]func(args []string) error{
 	"draw":      draw,
 	"flow":      flow,
+	"datagrams": datagrams,
 	"hold":      hold,
 	"queries":   queries,
 	"scatter":   scatter,
