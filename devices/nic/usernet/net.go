@@ -12,6 +12,8 @@
 // the destination of any address for its own (it is promiscuous): a forwarder gets each new connection (relay) and each new
 // pair of UDP addresses (session).
 //
+// What waits for sockets is done by goroutines that are used again (crew).
+//
 // Frames for the guest wait in a queue of bounded size. When it is full the stack hears that they were not sent.
 //
 // # Clones
@@ -84,7 +86,7 @@ type Net struct {
 	// life ends with Close, and connections with each Restore.
 	life   context.Context
 	end    context.CancelFunc
-	work   sync.WaitGroup
+	crew   crew
 	mu     sync.Mutex // guards what follows
 	stale  []nic.Flow // connections of the guest whose far ends are gone
 	closed bool
@@ -119,6 +121,7 @@ func New(c Config) (*Net, error) {
 		connect: new(net.Dialer).DialContext,
 	}
 	n.life, n.end = context.WithCancel(context.Background())
+	n.crew.init()
 	n.relays.init(n.life)
 	n.udp.init()
 	n.rules.Store(c.Policy)
@@ -237,7 +240,7 @@ func (n *Net) Close() error {
 	if n.dns != nil {
 		n.dns.close()
 	}
-	n.work.Wait()
+	n.crew.wait()
 	n.stack.Destroy()
 	n.link.drop()
 	return nil
@@ -250,7 +253,7 @@ func (n *Net) start(work func()) bool {
 	if n.closed {
 		return false
 	}
-	n.work.Go(work)
+	n.crew.run(work, n.life.Done())
 	return true
 }
 

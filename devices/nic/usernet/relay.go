@@ -192,11 +192,14 @@ func (n *Net) move(ctx context.Context, f *relay, byName bool) {
 	fromServer := meteredReader{f.server, ctx, n, &n.meters.received}
 	fromGuest := meteredReader{f.guest, ctx, n, &n.meters.sent}
 	done := make(chan struct{})
-	go func() {
+	if !n.start(func() {
 		defer close(done)
 		err := n.copy(f.guest, fromServer)
 		f.half(err, f.guest.CloseWrite)
-	}()
+	}) {
+		f.abort()
+		return
+	}
 	first, err := n.opening(f, byName)
 	if err == nil && len(first) > 0 {
 		n.meters.sent.add(len(first), 0)
