@@ -69,7 +69,7 @@ func overBudget(t *testing.T) map[string]string {
 			Image:   filepath.Join(testkit.RequireGuest(t), "disk"),
 			Dir:     dir,
 			RunDir:  run,
-			Command: []string{testkit.RequireFile(t, "/usr/local/bin/forkvm", "make build"), "vm"},
+			Command: []string{testkit.RequireFile(t, "/usr/local/bin/forkvm-vm", "make build")},
 		},
 		Only:    regexp.MustCompile("^(create|ready|fork|reset|step|reward|clone|exec)$"),
 		Creates: 5,

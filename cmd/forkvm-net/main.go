@@ -1,4 +1,4 @@
-// Command forkvm-net is the process of a VM with a network card: what "forkvm vm" is for one without, and the network stack
+// Command forkvm-net is the process of a VM with a network card: what forkvm-vm is for one without, and the network stack
 // behind the card. It is a program of its own because the stack costs every process whose program has it, used or not. forkvm
 // starts it; people do not.
 package main

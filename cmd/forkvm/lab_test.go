@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -649,11 +650,15 @@ func TestDoctorFindsTheLabUsable(t *testing.T) {
 	}
 }
 
-// TestStrayVMVerb: the verb that VM processes are started with is not for people.
-func TestStrayVMVerb(t *testing.T) {
-	h := &host{t: t, data: t.TempDir(), run: t.TempDir()}
-	r := h.forkvm("vm")
-	if r.code != 2 || !strings.Contains(r.stderr, "for forkvm itself") {
-		t.Error(r)
+// The programs that VM processes run are not for people.
+func TestStrayProcessProgram(t *testing.T) {
+	testkit.RequireKVM(t)
+	for _, name := range []string{"forkvm-vm", "forkvm-net"} {
+		program := testkit.RequireFile(t, "/usr/local/bin/"+name, "make build")
+		out, err := exec.Command(program).CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), name+": this is for forkvm itself") {
+			t.Errorf("%s: %v, %s", name, err, out)
+		}
 	}
 }

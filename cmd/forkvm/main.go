@@ -17,18 +17,9 @@ import (
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/settings"
 	"github.com/forkvm/forkvm/internal/node"
-	"github.com/forkvm/forkvm/internal/process"
 )
 
-// vmVerb is the hidden verb with which forkvm starts itself as a VM's process.
-const vmVerb = "vm"
-
 func main() {
-	// A VM's process is on the way from a snapshot to the first command: it does
-	// not wait for a tree of verbs.
-	if len(os.Args) == 2 && os.Args[1] == vmVerb {
-		os.Exit(process.Main("forkvm vm", process.Options{}))
-	}
 	ctx, stop := notify()
 	code := cli.Main(ctx, environment(), os.Args[1:])
 	stop()
@@ -78,9 +69,9 @@ func openNode(s settings.Settings) (cli.Node, error) {
 	n, err := node.Open(node.Config{
 		DataDir: s.DataDir,
 		RunDir:  s.RunDir,
-		Command: []string{self, vmVerb},
+		Command: []string{processProgram(self, "forkvm-vm")},
 		// A VM with a network card gets a process that has a network stack, which the others need not pay for.
-		NetworkCommand: []string{networkProgram(self)},
+		NetworkCommand: []string{processProgram(self, "forkvm-net")},
 		Version:        version(),
 	})
 	if err != nil {
@@ -89,9 +80,8 @@ func openNode(s settings.Settings) (cli.Node, error) {
 	return cli.Local(n), nil
 }
 
-// networkProgram is the program of VMs with a network card, beside this one or where programs are looked for.
-func networkProgram(self string) string {
-	const name = "forkvm-net"
+// processProgram is a program of VMs' processes, beside this one or where programs are looked for.
+func processProgram(self, name string) string {
 	beside := filepath.Join(filepath.Dir(self), name)
 	if _, err := os.Stat(beside); err != nil {
 		if path, err := exec.LookPath(name); err == nil {

@@ -109,6 +109,8 @@ var rules = []rule{
 		"what an embedder imports"},
 	{"cmd/forkvm-agent", []string{"agent/..."}, []string{sys},
 		"a thin main, copied into every guest"},
+	{"cmd/forkvm-vm", []string{"internal/process"}, nil,
+		"every VM waits for all that is in it"},
 	{"cmd/forkvm-net", []string{"devices/nic/policy", "devices/nic/usernet", "internal/machine", "internal/process"}, nil,
 		"the one program with a network stack, which every process of it pays for"},
 	{"cmd/...", []string{"", "devices/nic/policy", "cmd/...", "internal/...", "kvm/...", "vmm", "vmm/memory", "snapshot/...", "guest/...", "agent/client", "agent/proto"}, []string{sys, "golang.org/x/term", "github.com/BurntSushi/toml", "github.com/spf13"},

@@ -74,6 +74,9 @@ func hostResolvers(path string) (list []netip.AddrPort) {
 
 // command starts a VM process, one with a network stack or one without, and says which build of a program it is.
 func (n *Node) command(networked bool) (command []string, program string, err error) {
+	if !networked && n.program == "" {
+		return nil, "", failure.New(failure.Internal, "a vm needs the program %s, which is not there", n.config.Command[0])
+	}
 	if !networked {
 		return n.config.Command, n.program, nil
 	}

@@ -18,16 +18,16 @@ import (
 )
 
 type options struct {
-	image, guestload, forkvm, net, work, run, out, only, firmware, firecracker, sshd string
-	creates, rounds, clones                                                          int
+	image, guestload, vm, net, work, run, out, only, firmware, firecracker, sshd string
+	creates, rounds, clones                                                      int
 }
 
 func main() {
 	var o options
 	flag.StringVar(&o.image, "image", "/in/guest/disk", "`directory` of the image that guests boot from")
 	flag.StringVar(&o.guestload, "guestload", "/in/guest/guestload", "the `program` of that name for guests")
-	flag.StringVar(&o.forkvm, "forkvm", "/usr/local/bin/forkvm", "the `program` to measure")
-	flag.StringVar(&o.net, "net", "/usr/local/bin/forkvm-net", "the `program` of a VM with a network card")
+	flag.StringVar(&o.vm, "vm", "/usr/local/bin/forkvm-vm", "the `program` of a VM's process")
+	flag.StringVar(&o.net, "net", "/usr/local/bin/forkvm-net", "the `program` of one of a VM with a network card")
 	flag.StringVar(&o.work, "work", "/var/lib/forkvm", "`directory` to work in, with a short path")
 	flag.StringVar(&o.run, "run", "/run", "`directory` for running VMs, in memory if clones are to have huge pages")
 	flag.StringVar(&o.out, "out", "", "`directory` for results.json and details.json")
@@ -63,7 +63,7 @@ func measure(ctx context.Context, o options) error {
 	}
 	defer os.RemoveAll(run)
 	scene := bench.SceneConfig{
-		Image: o.image, Dir: dir, RunDir: run, Command: []string{o.forkvm, "vm"}, NetworkCommand: []string{o.net},
+		Image: o.image, Dir: dir, RunDir: run, Command: []string{o.vm}, NetworkCommand: []string{o.net},
 		Guestload: o.guestload, Firmware: o.firmware, Firecracker: o.firecracker, SSHD: o.sshd,
 	}
 	if o.clones > 0 {
