@@ -22,7 +22,7 @@ var budget = []limit{
 	{"create_cold", "create from nothing, until the guest agent answers", CMS, 20, p99},
 	{"create_first_command", "create from nothing, until the first command has ended", CMS, 25, p99},
 	{"fork_pause", "fork: pause of the source, 1,000 pages dirtied", CMS, 3, highest},
-	{"fork16_child", "fork 16: for each child, until its guest agent answers", CMS, 8, highest},
+	{"fork16_child", "fork 16, ready processes waiting: for each child, until its guest agent answers", CMS, 8, highest},
 	{"reset", "reset in place until the guest agent answers, 1,000 pages dirtied", CMS, 3, p99},
 	{"step_pause", "step snapshot: pause, 1,000 pages dirtied", CMS, 3, highest},
 	{"ram_scaling", "any of these: 8 GiB of guest RAM against 512 MiB", Ratio, 1.1, highest},

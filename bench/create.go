@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/forkvm/forkvm/internal/node"
@@ -24,16 +23,8 @@ func (b *bench) create(ctx context.Context) error {
 }
 
 // ready measures creates for which a process waits.
-func (b *bench) ready(ctx context.Context) (err error) {
-	defer func() {
-		_, failed := b.scene.node.Prepare(ctx, 0, 0)
-		err = errors.Join(err, failed)
-	}()
-	c, err := b.creates(ctx, standardMemory, b.config.Creates, func() error {
-		_, err := b.scene.node.Prepare(ctx, 1, 1)
-		time.Sleep(settle)
-		return err
-	})
+func (b *bench) ready(ctx context.Context) error {
+	c, err := b.creates(ctx, standardMemory, b.config.Creates, b.wait(ctx, 1))
 	if err != nil {
 		return err
 	}
@@ -41,6 +32,16 @@ func (b *bench) ready(ctx context.Context) (err error) {
 	b.row("ready_first_command", CMS, c.command)
 	b.phases = append(b.phases, c.course.breakdown("create, ready process waiting"))
 	return nil
+}
+
+// wait returns what has so many processes wait for VMs. They are all used before it is
+// called again.
+func (b *bench) wait(ctx context.Context, processes int) func() error {
+	return func() error {
+		_, err := b.scene.node.Prepare(ctx, 1, processes)
+		time.Sleep(settle)
+		return err
+	}
 }
 
 // creates are samples of creates: milliseconds until the guest agent had

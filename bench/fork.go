@@ -26,18 +26,35 @@ func (b *bench) fork(ctx context.Context) error {
 	}
 	b.row("fork_pause", CMS, pause.ms)
 	b.row("fork_pause_pages", Pages, pause.pages)
-	sixteen, err := b.forks(ctx, standardMemory, children, b.config.Rounds)
-	if err != nil {
+	if err := b.forkSixteen(ctx); err != nil {
 		return err
 	}
-	b.row("fork16_child", CMS, sixteen.child)
-	b.phases = append(b.phases, sixteen.executed.breakdown("child of a fork of 16, by who executes", children*len(sixteen.child)))
-	one, err := b.forks(ctx, standardMemory, 1, b.config.Rounds)
+	one, err := b.forks(ctx, standardMemory, 1, b.config.Rounds, nil)
 	if err != nil {
 		return err
 	}
 	b.row("fork1", CMS, one.child)
 	b.phases = append(b.phases, one.course.breakdown("fork"))
+	return nil
+}
+
+// forkSixteen measures forks of 16, with a ready process waiting for each child and
+// with none.
+func (b *bench) forkSixteen(ctx context.Context) error {
+	for _, c := range []struct {
+		row, phases string
+		prepare     func() error
+	}{
+		{"fork16_child_cold", "child of a fork of 16", nil},
+		{"fork16_child", "child of a fork of 16, ready process waiting", b.wait(ctx, children)},
+	} {
+		f, err := b.forks(ctx, standardMemory, children, b.config.Rounds, c.prepare)
+		if err != nil {
+			return err
+		}
+		b.row(c.row, CMS, f.child)
+		b.phases = append(b.phases, f.executed.breakdown(c.phases+", by who executes", children*len(f.child)))
+	}
 	return nil
 }
 
@@ -123,15 +140,21 @@ func (s *scene) checkpoint(ctx context.Context, vm *node.VM) (*machine.Checkpoin
 
 // forks are samples of forks: the time from the call until the last child's guest
 // agent has answered, divided by the number of children. On one processor that
-// is the work that a child costs.
+// is the work that a child costs. What prepare does before each, if there is any, is
+// not counted.
 type forks struct {
 	child    []float64
 	course   course
 	executed executed // for all children
 }
 
-func (b *bench) forks(ctx context.Context, memory uint64, children, rounds int) (f forks, err error) {
+func (b *bench) forks(ctx context.Context, memory uint64, children, rounds int, prepare func() error) (f forks, err error) {
 	err = b.rounds(ctx, memory, budgetPages, rounds, func(vm *node.VM, i int) error {
+		if prepare != nil {
+			if err := prepare(); err != nil {
+				return err
+			}
+		}
 		var born []node.Child
 		waited, executed, err := watch(func() (err error) {
 			born, err = b.scene.node.Fork(ctx, vm, make([]node.Options, children))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/forkvm/forkvm/guest/task"
 	judging "github.com/forkvm/forkvm/internal/judge"
@@ -29,19 +28,12 @@ func (b *bench) reward(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		_, failed := b.scene.node.Prepare(ctx, 0, 0)
-		err = errors.Join(err, failed, remove(ctx, vm))
-	}()
+	defer func() { err = errors.Join(err, remove(ctx, vm)) }()
 	cold, err := b.judgements(ctx, vm, verifier, nil)
 	if err != nil {
 		return err
 	}
-	ready, err := b.judgements(ctx, vm, verifier, func() error {
-		_, err := b.scene.node.Prepare(ctx, 1, 2)
-		time.Sleep(settle)
-		return err
-	})
+	ready, err := b.judgements(ctx, vm, verifier, b.wait(ctx, 2))
 	if err != nil {
 		return err
 	}

@@ -85,10 +85,11 @@ func (s *scene) addImage(source string) error {
 	return errors.Join(err, st.Close())
 }
 
-// close ends what still runs.
+// close ends what still runs or waits.
 func (s *scene) close(ctx context.Context) error {
+	_, failed := s.node.Prepare(ctx, 0, 0)
 	vms, err := s.node.List()
-	errs := []error{err}
+	errs := []error{failed, err}
 	for _, vm := range vms {
 		errs = append(errs, vm.Remove(ctx, true))
 	}

@@ -46,7 +46,7 @@ func (b *bench) running(ctx context.Context, memory uint64, medians map[string]f
 			return p.ms, err
 		}},
 		{"fork16_child", func() ([]float64, error) {
-			f, err := b.forks(ctx, memory, children, min(b.config.Rounds, 3))
+			f, err := b.forks(ctx, memory, children, min(b.config.Rounds, 3), b.wait(ctx, children))
 			return f.child, err
 		}},
 		{"reset", func() ([]float64, error) { return b.resets(ctx, memory, budgetPages, b.config.Rounds) }},

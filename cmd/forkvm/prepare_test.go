@@ -77,7 +77,7 @@ func (h *host) facts(v view) string {
 func TestPrepared(t *testing.T) {
 	h := newHost(t, "")
 	usual := h.start("usual")
-	if waiting := h.prepare("3"); len(waiting) != 3 {
+	if waiting := h.prepare("4"); len(waiting) != 4 {
 		t.Fatalf("%d records", len(waiting))
 	}
 	if got := strings.TrimSpace(h.must("ls", "-aq")); got != usual.ID {
@@ -91,17 +91,19 @@ func TestPrepared(t *testing.T) {
 		t.Errorf("with a process that waited:\n%s\nwithout:\n%s", got, want)
 	}
 
-	// A name that is taken uses none up, and a fork uses one.
+	// A name that is taken uses none up, and a fork one for each child.
 	h.refused("vm_exists", "create", "--snapshot", "base", "--name", "fast")
-	if waiting := h.waiting(); len(waiting) != 2 {
+	if waiting := h.waiting(); len(waiting) != 3 {
 		t.Errorf("%d wait", len(waiting))
 	}
-	h.must("fork", slowly, "fast", "--name", "child")
-	if child := h.inspect("child"); h.began(child) || h.sh("child", "hostname") != "child" {
-		t.Error("the fork did not use the process that waited")
+	h.must("fork", slowly, "fast", "--name", "child", "--name", "twin")
+	for _, name := range []string{"child", "twin"} {
+		if h.began(h.inspect(name)) || h.sh(name, "hostname") != name {
+			t.Errorf("%s did not use a process that waited", name)
+		}
 	}
 
-	h.must("rm", "-f", "child")
+	h.must("rm", "-f", "child", "twin")
 	left := h.waiting()
 	if waiting := h.prepare("0"); len(waiting) != 0 || len(left) != 1 {
 		t.Errorf("%d wait after %d", len(waiting), len(left))
