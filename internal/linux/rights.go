@@ -46,6 +46,27 @@ func SendFiles(conn *net.UnixConn, payload []byte, files ...*os.File) error {
 	return nil
 }
 
+// NextMessage waits for a message of a packet socket and returns its length, without taking it. At the end it is 0.
+func NextMessage(conn *net.UnixConn) (length int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("look at next message: %w", err)
+	}
+	var failed error
+	err = raw.Read(func(fd uintptr) (done bool) {
+		for {
+			length, _, _, _, failed = unix.Recvmsg(int(fd), nil, nil, unix.MSG_PEEK|unix.MSG_TRUNC)
+			if failed != unix.EINTR {
+				return failed != unix.EAGAIN
+			}
+		}
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return 0, fmt.Errorf("look at next message: %w", err)
+	}
+	return length, nil
+}
+
 // ReceiveFiles reads one message into buf and takes at most limit descriptors
 // with it, all close-on-exec and owned by the caller. If more were sent, none
 // are kept and an error is returned. At the end of a stream n is 0 and the error

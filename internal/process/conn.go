@@ -28,10 +28,7 @@ var ahead = []byte("+")
 // conn sends and receives messages with descriptors over a packet socket
 // (SOCK_SEQPACKET), where a message arrives whole or not at all. One goroutine
 // may send while another receives.
-type conn struct {
-	socket *net.UnixConn
-	buffer []byte
-}
+type conn struct{ socket *net.UnixConn }
 
 func newConn(socket *net.UnixConn) *conn { return &conn{socket: socket} }
 
@@ -68,11 +65,18 @@ func (c *conn) receive(message any) (files []*os.File, err error) {
 			files = nil
 		}
 	}()
-	if c.buffer == nil {
-		c.buffer = make([]byte, maxMessage)
-	}
 	for {
-		n, more, err := linux.ReceiveFiles(c.socket, c.buffer, filesPerPacket)
+		// Connections are many, and last for few messages, which are short: a buffer for any
+		// message would be most of the garbage that a VM process makes.
+		length, err := linux.NextMessage(c.socket)
+		if err != nil {
+			return files, err
+		}
+		if length > maxMessage {
+			return files, fmt.Errorf("receive message: %d bytes: at most %d are possible", length, maxMessage)
+		}
+		buffer := make([]byte, max(length, 1))
+		n, more, err := linux.ReceiveFiles(c.socket, buffer, filesPerPacket)
 		if err != nil {
 			return files, err
 		}
@@ -83,7 +87,7 @@ func (c *conn) receive(message any) (files []*os.File, err error) {
 		if len(files) > maxFiles {
 			return files, fmt.Errorf("receive message: more than %d descriptors", maxFiles)
 		}
-		if body := c.buffer[:n]; string(body) != string(ahead) {
+		if body := buffer[:n]; string(body) != string(ahead) {
 			if err := json.Unmarshal(body, message); err != nil {
 				return files, fmt.Errorf("receive message: %w", err)
 			}

@@ -105,6 +105,13 @@ func TestBrokenMessages(t *testing.T) {
 	if files, err := b.receive(&req); err == nil || files != nil {
 		t.Errorf("broken message: %v, %d files", err, len(files))
 	}
+	c, d := pair(t)
+	if err := linux.SendFiles(c.socket, make([]byte, maxMessage+1), f); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := d.receive(&req); err == nil || files != nil {
+		t.Errorf("oversized message: %v, %d files", err, len(files))
+	}
 	a.Close()
 	if _, err := b.receive(&req); !errors.Is(err, io.EOF) {
 		t.Errorf("closed peer: %v", err)
