@@ -20,9 +20,9 @@ func (m *Machine) mapAhead() {
 	for i, r := range set.Written {
 		written[i] = memory.PageRange(r)
 	}
-	if m.memory.Populate(written) == nil {
-		_ = m.PreFault(written)
-	}
+	// KVM could enter them into the guest's page tables, too: that costs more than it spares
+	// (docs/cost-model.md).
+	_ = m.memory.Populate(written)
 }
 
 // NoteUse notes what the guest has used by now for a working set of all that it does, if

@@ -343,6 +343,7 @@ func (s *server) compact(c *conn, req *request, files *claims) error {
 }
 
 func (s *server) reset(c *conn, req *request, files *claims) error {
+	defer quiet()() // what the reset leaves is collected when it has been answered
 	begun := time.Now()
 	target, err := takeTarget(req, files)
 	if err != nil {

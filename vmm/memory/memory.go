@@ -75,9 +75,11 @@ type Memory struct {
 	// prepared is the file for the next layer, nil if there is none.
 	prepared *layerFile
 	// reverted are private pages with the contents that view says, from a reset;
-	// some may have been written or mapped over since. originals are files of
-	// origin that a reset copies from.
+	// some may have been written or mapped over since. givenBack are those that the last
+	// reset did not keep any longer. originals are files of origin that a reset copies
+	// from.
 	reverted  []revertedPage // ascending
+	givenBack []uint64       // ascending
 	originals []*linux.Mapping
 }
 

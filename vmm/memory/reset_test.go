@@ -268,6 +268,49 @@ func TestResetKeepsWhatIsWrittenAgain(t *testing.T) {
 	})
 }
 
+// A page that a guest writes all the time, without ever changing it, is given back once:
+// that it comes right back shows that it is used.
+func TestResetKeepsWhatIsWrittenAlike(t *testing.T) {
+	m := newMemory(t, Config{Size: testSize, Layers: []Layer{
+		{File: patternFile(t, 8, 1), Extents: []Extent{{Start: 0, Count: 8}}}}})
+	before := dump(t, m)
+	var history []int
+	for range 4 * maxIdle {
+		write(t, m, 3*PageSize, before[3*PageSize:4*PageSize])
+		reset(t, m)
+		wantContents(t, m, before)
+		wantPrivate(t, m)
+		history = append(history, held(t, m))
+	}
+	want := slices.Repeat([]int{1}, 4*maxIdle)
+	want[maxIdle] = 0
+	if !slices.Equal(history, want) {
+		t.Errorf("%v pages were held after each life, want %v", history, want)
+	}
+}
+
+// A reset gives a few pages back, not all that have become idle together.
+func TestResetGivesIdlePagesBackByAndBy(t *testing.T) {
+	const pages = 3*maxGivenBack + 1
+	m := newMemory(t, Config{Size: testSize})
+	for n := range uint64(pages) {
+		write(t, m, 2*n*PageSize, []byte("life"))
+	}
+	for range maxIdle {
+		reset(t, m)
+	}
+	for left := pages; left > 0; {
+		if n := held(t, m); n != left {
+			t.Fatalf("%d pages are held, want %d", n, left)
+		}
+		reset(t, m)
+		left = max(0, left-maxGivenBack)
+	}
+	if n := held(t, m); n != 0 {
+		t.Errorf("%d pages are held at last", n)
+	}
+}
+
 func TestResetKeepsABoundedNumber(t *testing.T) {
 	m := newMemory(t, Config{Size: 4 * maxReverted * PageSize})
 	for range 2 {

@@ -12,17 +12,22 @@ import (
 
 // maxReverted is how many private pages a reset keeps at most: 8 MiB. As long as
 // there is room for a quarter more, a page stays for maxIdle lives that do not write
-// it.
+// it, and one reset gives maxGivenBack of them back: each costs time, and twice as
+// much if it is needed after all.
 const (
-	maxReverted = 2048
-	maxIdle     = 8
+	maxReverted  = 2048
+	maxIdle      = 8
+	maxGivenBack = 16
 )
 
 // revertedPage is a private page that a reset has left with the contents that view
 // says.
 type revertedPage struct {
 	page uint64
-	idle int // lives in a row that have not written it
+	idle int // lives in a row that have not changed it
+	// missed says that it was given back before, and private again in the next life: the
+	// guest writes there what is there.
+	missed bool
 }
 
 // revertLocked gives every private page the contents that view says. There are two
@@ -30,20 +35,19 @@ type revertedPage struct {
 // it is written again, which is many times the cost of copying its contents into it
 // here; and most pages that a guest writes in one life it writes in the next: the
 // kernel's own data, the guest agent's. So pages are copied and kept, within bounds,
-// and one that has not been written for some lives is given back. One life is not
-// enough: what a guest writes is often what was there.
+// and one that has not been changed for some lives is given back. One life is not
+// enough: what a guest writes is often what was there. Where it always is, that shows
+// when the page has been given back, and it is not done again.
 func (m *Memory) revertLocked() error {
 	private, err := m.scan(m)
 	if err != nil {
 		return err
 	}
-	r := reverter{m: m, was: m.reverted, room: maxReverted - len(m.reverted), patience: maxIdle}
-	if len(m.reverted) > maxReverted*3/4 {
-		r.patience = 1
-	}
+	r := reverter{m: m, was: m.reverted, gone: m.givenBack, room: maxReverted - len(m.reverted)}
+	r.crowded = len(m.reverted) > maxReverted*3/4
 	r.kept = make([]revertedPage, 0, min(maxReverted, countPages(private)))
 	err = guard(func() error { return r.revert(private) })
-	m.reverted = r.kept
+	m.reverted, m.givenBack = r.kept, r.idle
 	return err
 }
 
@@ -55,12 +59,14 @@ func (m *Memory) wasReverted(n uint64) bool {
 
 // reverter is one pass over the private pages, in ascending order.
 type reverter struct {
-	m        *Memory
-	was      []revertedPage // the pages kept so far that are still ahead
-	kept     []revertedPage // the pages kept now
-	room     int            // for more of them
-	patience int            // lives that a page may be idle
-	spare    pageRange      // pages to be given back
+	m       *Memory
+	was     []revertedPage // the pages kept so far that are still ahead
+	gone    []uint64       // those given back by the last reset that are still ahead
+	kept    []revertedPage // the pages kept now
+	idle    []uint64       // those that are given back now
+	room    int            // for more pages
+	crowded bool           // there is little
+	spare   pageRange      // pages to be given back
 }
 
 func (r *reverter) revert(private []pageRange) error {
@@ -122,37 +128,50 @@ func (r *reverter) withoutOriginal(p piece) error {
 
 // page gives private page n its contents.
 func (r *reverter) page(n uint64, page, original []byte) error {
-	idle, was := r.wasKept(n)
+	kept, was := r.wasKept(n)
 	pinned := r.m.copied.has(n)
 	switch {
 	case !was && !pinned && r.room <= 0:
 		return r.giveBack(pageRange{n, n + 1})
 	case (was || pinned) && samePage(page, original):
-		idle++
+		kept.idle++
 	default:
 		copy(page, original)
-		idle = 0
+		kept.idle = 0
 	}
 	switch {
 	case pinned:
 		return nil
-	case idle >= r.patience:
+	case r.isSpare(kept):
+		r.idle = append(r.idle, n)
 		return r.giveBack(pageRange{n, n + 1})
 	case !was:
 		r.room--
 	}
-	r.kept = append(r.kept, revertedPage{page: n, idle: idle})
+	r.kept = append(r.kept, kept)
 	return nil
 }
 
-func (r *reverter) wasKept(n uint64) (idle int, ok bool) {
+// isSpare decides whether a page is given back.
+func (r *reverter) isSpare(p revertedPage) bool {
+	if r.crowded {
+		return p.idle > 0
+	}
+	return p.idle >= maxIdle && !p.missed && len(r.idle) < maxGivenBack
+}
+
+// wasKept returns what is known of page n. Pages are asked for in ascending order.
+func (r *reverter) wasKept(n uint64) (p revertedPage, was bool) {
 	for len(r.was) > 0 && r.was[0].page < n {
 		r.was = r.was[1:]
 	}
-	if len(r.was) == 0 || r.was[0].page != n {
-		return 0, false
+	if len(r.was) > 0 && r.was[0].page == n {
+		return r.was[0], true
 	}
-	return r.was[0].idle, true
+	for len(r.gone) > 0 && r.gone[0] < n {
+		r.gone = r.gone[1:]
+	}
+	return revertedPage{page: n, missed: len(r.gone) > 0 && r.gone[0] == n}, false
 }
 
 // giveBack collects neighbours, so that they go in one call.
