@@ -238,7 +238,7 @@ func (d *draft) write() error { return d.record.write(d.dir) }
 
 // write replaces the record on disk, whole or not at all.
 func (r *Record) write(dir string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
+	data, err := json.Marshal(r)
 	if err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("write record (%s): %w", r.ID, err))
 	}
