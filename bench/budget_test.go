@@ -21,9 +21,9 @@ import (
 // that holds is taken out, and the budget counts.
 var reached = map[string]float64{
 	"create_ready":         19,
-	"create_cold":          30,
-	"create_first_command": 43,
-	"fork16_child":         48,
+	"create_cold":          28,
+	"create_first_command": 40,
+	"fork16_child":         32,
 	"reset":                6.5,
 	"ping":                 0.6, // holds for 99 of 100, and one of five may be the other
 	"reward_both":          115,
