@@ -56,6 +56,8 @@ var measurements = []measurement{
 	{"network", (*bench).network},
 	{"network_qemu", (*bench).networkQEMU},
 	{"network_passt", (*bench).networkPasst},
+	{"network_tap", (*bench).networkTap},
+	{"network_tap_qemu", (*bench).networkTapQEMU},
 	{"exec", (*bench).exec},
 	{"transfer", (*bench).transfer},
 	{"ssh", (*bench).ssh},

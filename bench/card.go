@@ -17,13 +17,24 @@ func (b *bench) card(ctx context.Context) error {
 	if err := b.scene.freezeCard(ctx); err != nil {
 		return err
 	}
-	c, err := b.createsFrom(ctx, cardSnapshot, b.config.Creates, nil)
-	if err != nil {
+	if err := passOn(); err != nil {
 		return err
 	}
-	b.row("create_card", CMS, c.ready)
-	b.row("create_card_first_command", CMS, c.command)
-	b.phases = append(b.phases, c.course.breakdown("create with a network card"))
+	for _, with := range []struct {
+		row, what string
+		backend   node.Backend
+	}{
+		{"create_card", "create with a network card", node.BackendUser},
+		{"create_tap", "create with a network card and a TAP device", node.BackendTap},
+	} {
+		c, err := b.createsFrom(ctx, cardSnapshot, b.config.Creates, node.Options{Backend: with.backend}, nil)
+		if err != nil {
+			return err
+		}
+		b.row(with.row, CMS, c.ready)
+		b.row(with.row+"_first_command", CMS, c.command)
+		b.phases = append(b.phases, c.course.breakdown(with.what))
+	}
 	vms, err := b.idle(ctx, cardSnapshot, children)
 	if err == nil {
 		b.row("clone_card_private", MiB, held(vms))

@@ -58,11 +58,11 @@ func (b *bench) creates(ctx context.Context, memory uint64, n int, prepare func(
 	if err != nil {
 		return c, err
 	}
-	return b.createsFrom(ctx, name, n, prepare)
+	return b.createsFrom(ctx, name, n, node.Options{}, prepare)
 }
 
 // createsFrom is creates from a snapshot that is there.
-func (b *bench) createsFrom(ctx context.Context, name string, n int, prepare func() error) (c creates, err error) {
+func (b *bench) createsFrom(ctx context.Context, name string, n int, o node.Options, prepare func() error) (c creates, err error) {
 	for range n {
 		if prepare != nil {
 			if err := prepare(); err != nil {
@@ -70,7 +70,7 @@ func (b *bench) createsFrom(ctx context.Context, name string, n int, prepare fun
 			}
 		}
 		begin := time.Now()
-		vm, err := b.scene.node.Restore(ctx, name, node.Options{})
+		vm, err := b.scene.node.Restore(ctx, name, o)
 		if err != nil {
 			return c, err
 		}
