@@ -3,4 +3,4 @@
 package egress
 
 // sourceHash is that of egress.c.
-const sourceHash = "3c99f5e64d232a0cf4f2ba9c281c7c48fba660590973f096723f3f4955151657"
+const sourceHash = "82e13286ff7d4cd93299d44d5d3528b91d5f6124470d2cb44973b020e7ff963b"

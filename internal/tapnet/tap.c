@@ -204,11 +204,13 @@ static __always_inline int neighbour(struct __sk_buff *skb, __u32 at, __u8 type,
 }
 
 // transport reads what is behind the IP header: ports, or whether it is an echo request or its answer.
-static __always_inline int transport(struct __sk_buff *skb, __u32 at, struct frame *f, bool to_guest)
+READ_ONCE_BY_VERIFIER int transport(struct __sk_buff *skb, __u32 at, struct frame *f, bool to_guest)
 {
 	__be16 ports[2];
 	__u8 type[2];
 
+	if (!f)
+		return IS_SHORT;
 	f->target.protocol = f->protocol == IPPROTO_ICMPV6 ? IPPROTO_ICMP : f->protocol;
 	switch (f->protocol) {
 	case IPPROTO_TCP:
@@ -238,12 +240,12 @@ static __always_inline int transport(struct __sk_buff *skb, __u32 at, struct fra
 	return IS_PROTOCOL;
 }
 
-static __always_inline int ipv4(struct __sk_buff *skb, struct frame *f, bool group)
+READ_ONCE_BY_VERIFIER int ipv4(struct __sk_buff *skb, struct frame *f, bool group)
 {
 	struct iphdr ip;
 	__u32 total, off;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
+	if (!f || bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 		return IS_SHORT;
 	map4(f->target.address, ip.daddr);
 	f->protocol = ip.protocol;
@@ -279,7 +281,7 @@ static __always_inline bool extension(__u8 next)
 	return false;
 }
 
-static __always_inline int ipv6(struct __sk_buff *skb, struct frame *f, bool group)
+READ_ONCE_BY_VERIFIER int ipv6(struct __sk_buff *skb, struct frame *f, bool group)
 {
 	struct ipv6hdr ip;
 	__u32 at = ETH_HLEN + sizeof(ip);
@@ -291,7 +293,7 @@ static __always_inline int ipv6(struct __sk_buff *skb, struct frame *f, bool gro
 	__u8 type;
 	int from, class;
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 6)
+	if (!f || bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 6)
 		return IS_SHORT;
 	__builtin_memcpy(f->target.address, &ip.daddr, 16);
 	f->protocol = ip.nexthdr;
@@ -332,8 +334,17 @@ static __always_inline int ipv6(struct __sk_buff *skb, struct frame *f, bool gro
 	return class == IS_PROTOCOL && extension(f->protocol) ? IS_OPTIONS : class;
 }
 
-// allowed asks the policy for a target, and for what every guest may reach on the link.
-static __always_inline bool allowed(const struct settings *s, const struct target *t, void *policy)
+// by_policy asks the policy for a target.
+READ_ONCE_BY_VERIFIER int by_policy(const struct target *t)
+{
+	__u32 zero = 0;
+	void *policy = bpf_map_lookup_elem(&policies, &zero);
+
+	return t && policy && policy_allows(policy, t, false);
+}
+
+// allowed asks for a target, and for what every guest may reach on the link.
+static __always_inline bool allowed(const struct settings *s, const struct target *t)
 {
 	int station = on_link(t->address);
 
@@ -344,23 +355,21 @@ static __always_inline bool allowed(const struct settings *s, const struct targe
 			return false;
 		return t->protocol == IPPROTO_ICMP || (s->open && s->names && t->port == 53);
 	}
-	return s->open && policy && policy_allows(policy, t, false);
+	return s->open && by_policy(t);
 }
 
 // decide says what becomes of a packet of the guest that is well-formed.
 static __always_inline int decide(struct __sk_buff *skb, struct frame *f, const struct settings *s)
 {
-	__u32 zero = 0;
 	// Before the policy: what an old one lets pass is not to be of a new generation.
 	struct fragment key = {.id = f->id, .protocol = f->protocol, .generation = *(volatile const __u32 *)&s->generation};
-	void *policy = bpf_map_lookup_elem(&policies, &zero);
 	__u8 one = 1;
 
 	if (f->later || f->more)
 		__builtin_memcpy(key.address, f->target.address, 16);
 	if (f->later)
 		return s->open && bpf_map_lookup_elem(&fragments, &key) ? IS_PACKET : IS_FRAGMENT;
-	if (!allowed(s, &f->target, policy))
+	if (!allowed(s, &f->target))
 		return IS_REFUSED;
 	if (f->more && bpf_map_update_elem(&fragments, &key, &one, BPF_ANY))
 		return IS_FRAGMENT;
@@ -456,7 +465,7 @@ SEC("tc") int from_guest(struct __sk_buff *skb)
 static __always_inline bool may_have(struct __sk_buff *skb, const struct settings *s)
 {
 	struct frame f = {.ether = bpf_ntohs(skb->protocol)};
-	__u32 at, zero = 0;
+	__u32 at;
 	__u8 flags;
 
 	if (f.ether == ETH_P_ARP)
@@ -498,7 +507,7 @@ static __always_inline bool may_have(struct __sk_buff *skb, const struct setting
 	case IS_QUIET:
 		return true; // ICMP that is no echo: conntrack knows what it is about
 	case IS_PACKET:
-		return allowed(s, &f.target, bpf_map_lookup_elem(&policies, &zero));
+		return allowed(s, &f.target);
 	}
 	return false;
 }

@@ -3,4 +3,4 @@
 package tapnet
 
 // sourceHash is that of tap.c.
-const sourceHash = "215110962d15ebc50f5b311f90ab2385ddad92f4043788286da503567cc0320a"
+const sourceHash = "99236a33b726b8d5b610520797223e07ebe2b0ddf7bb01b0c3e687527f19c4be"

@@ -108,15 +108,25 @@ static __always_inline bool offers(void *policy, __u32 region, const struct targ
 	return bpf_map_lookup_elem(policy, &key) != NULL;
 }
 
+// The verifier reads such a function once, and not anew on every way that leads there.
+#define READ_ONCE_BY_VERIFIER __attribute__((noinline))
+
 #define READINGS 5
 
+struct readings {
+	__u32 four[READINGS];
+};
+
 // wrapped finds the addresses of IPv4 that one of IPv6 stands for, as package policy does, which says why. It returns which of them there are.
-static __always_inline __u32 wrapped(const __u8 *address, __u32 *four)
+READ_ONCE_BY_VERIFIER int wrapped(const struct target *t, struct readings *readings)
 {
 	__u32 w[4];
 	__u32 which = 0;
 
-	__builtin_memcpy(w, address, 16);
+	if (!t || !readings)
+		return 0;
+	__u32 *four = readings->four;
+	__builtin_memcpy(w, t->address, 16);
 	if (!w[0] && !w[1] && w[2] == bpf_htonl(0xffff)) // mapped: it is itself
 		return 0;
 	for (int i = 0; i < 4; i++)
@@ -154,14 +164,14 @@ static __always_inline __u32 wrapped(const __u8 *address, __u32 *four)
 // policy_allows decides. local says that the packet does not leave the host.
 static __always_inline bool policy_allows(void *policy, const struct target *t, bool local)
 {
-	__u32 four[READINGS] = {};
-	__u32 which = wrapped(t->address, four);
+	struct readings readings = {};
+	__u32 which = wrapped(t, &readings);
 	for (int i = 0; which && i < READINGS; i++) {
 		__u8 inner[16];
 
 		if (!(which & 1 << i))
 			continue;
-		map4(inner, bpf_htonl(four[i]));
+		map4(inner, bpf_htonl(readings.four[i]));
 		__u32 within = region(policy, inner);
 		if ((within & CLOSED) && !offers(policy, within, t))
 			return false;
