@@ -50,7 +50,6 @@ func (a *try) under(policy int) (answer, reason string) {
 func (a try) overTap() try {
 	if a.byTap != "" {
 		a.want = a.byTap
-		return a
 	}
 	all := strings.Fields(a.want)
 	for i, want := range all {
@@ -178,6 +177,7 @@ func toResolvers() []try {
 	stream := ask("a foreign name by TCP", "tcp.evil.example", recordA, foreign)
 	stream.Kind, stream.seen = attempt.DNSTCP, "tcp "+worldAddress+":53"
 	transfer := ask("a whole zone", "zone.good.test", recordAXFR, "REFUSED/protocol")
+	transfer.byTap = foreign
 	return []try{
 		ask("an allowed name", "good.example", recordA, byName),
 		ask("an allowed name's text", "good.example", recordTXT, byName),

@@ -142,10 +142,17 @@ func asFrames() []try {
 		frames("a packet that says it is longer", "", "silent/malformed", raw(0x0800, attempt.Packet{From: own4, To: "20.1.1.1", Protocol: 6, Payload: syn("20.1.1.1", 2)}.Encode()[:30])),
 		frames("a header of 60 bytes in a packet of 24", "", "silent/malformed", raw(0x0800, append([]byte{0x4f}, attempt.Packet{From: own4, To: "20.1.1.1", Protocol: 6, Payload: big[:4]}.Encode()[1:]...))),
 	)
-	// The kernel puts nothing together that it refuses: the first fragment is on record, and nobody answers.
 	byTap := map[string]string{
-		"a datagram in fragments": "silent/no_network silent/not_allowed udp",
-		"fragments of 8 bytes":    "silent/no_network silent/not_allowed silent/not_allowed udp",
+		// The kernel puts nothing together that it refuses: the first fragment is on record, and nobody answers.
+		"a datagram in fragments":      "silent/no_network silent/not_allowed udp",
+		"fragments of 8 bytes":         "silent/no_network silent/not_allowed silent/not_allowed udp",
+		"fragments of an echo request": "silent/no_network silent/not_allowed silent",
+		// It answers no protocol that may have a checksum where it looks for one and finds another.
+		"IPIP": "silent/protocol", "IPv6 in IPv4": "silent/protocol", "OSPF": "silent/protocol",
+		// Begins no connection for conntrack.
+		"SYN and FIN": "rst/no_network rst/not_allowed rst/not_allowed rst",
+		// Whoever is asked to refuse it does.
+		"a SYN to nobody": "rst",
 	}
 	for i := range all {
 		all[i].byTap = byTap[all[i].name]

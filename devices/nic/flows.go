@@ -33,13 +33,15 @@ const (
 	MaxFlows = 1 << 14
 )
 
-// EncodeFlows returns what Backend.Save does. Without a connection there is nothing to say.
+// EncodeFlows returns what Backend.Save does. Without a connection there is nothing to say. Of too many some
+// are left out.
 func EncodeFlows(list []Flow) (json.RawMessage, error) {
 	if len(list) == 0 {
 		return nil, nil
 	}
 	slices.SortFunc(list, Flow.Compare)
-	return json.Marshal(flows{Version: flowsVersion, Flows: slices.Compact(list)})
+	list = slices.Compact(list)
+	return json.Marshal(flows{Version: flowsVersion, Flows: list[:min(len(list), MaxFlows)]})
 }
 
 // DecodeFlows reads what EncodeFlows has made, whichever backend saved it.

@@ -252,7 +252,7 @@ READ_ONCE_BY_VERIFIER int ipv4(struct __sk_buff *skb, struct frame *f, bool grou
 	total = bpf_ntohs(ip.tot_len);
 	if (total < ip.ihl * 4 || (total > skb->len - ETH_HLEN))
 		return IS_SHORT;
-	if (group || (ip.daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000)) {
+	if (group || ip.daddr == 0xffffffff || (ip.daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000)) {
 		if (ip.ihl == 5 && ip.protocol == IPPROTO_UDP)
 			transport(skb, ETH_HLEN + sizeof(ip), f, false);
 		return IS_QUIET;

@@ -3,4 +3,4 @@
 package tapnet
 
 // sourceHash is that of tap.c.
-const sourceHash = "99236a33b726b8d5b610520797223e07ebe2b0ddf7bb01b0c3e687527f19c4be"
+const sourceHash = "7f26256f5559b1284c67907ad40d9cc1a2b115ac27b720a37822af0181a29fee"

@@ -46,10 +46,8 @@ func (f flows) note(flow nic.Flow, flags byte, sent bool) {
 	switch {
 	case flags&flagRST != 0:
 		delete(f, flow)
-	case flags&(flagSYN|flagACK) == flagSYN && sent:
-		if len(f) < nic.MaxFlows {
-			f[flow] = 0
-		}
+	case flags&(flagSYN|flagACK) == flagSYN|flagACK && !sent:
+		f.begin(flow)
 	case flags&flagFIN != 0:
 		e, ok := f[flow]
 		if !ok {
@@ -64,6 +62,18 @@ func (f flows) note(flow nic.Flow, flags byte, sent bool) {
 			delete(f, flow)
 		}
 	}
+}
+
+// begin notes a connection when its far end has answered: one that nobody answers has nothing that could be ended. If there are
+// too many, one that has ended silently, or any other, makes room.
+func (f flows) begin(flow nic.Flow) {
+	if len(f) >= nic.MaxFlows {
+		for other := range f {
+			delete(f, other)
+			break
+		}
+	}
+	f[flow] = 0
 }
 
 // track looks at a frame, which is of the guest or for it. It reads nothing behind the frame's end.

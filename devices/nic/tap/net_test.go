@@ -30,7 +30,7 @@ func segment(f nic.Flow, flags byte, sent bool) []byte {
 	return frame
 }
 
-// Connections are known from the segment that opens them until both ends, or a reset, have ended them.
+// Connections are known from the far end's first segment until both ends, or a reset, have ended them.
 func TestTrack(t *testing.T) {
 	to := func(remote string, guest netip.Addr) nic.Flow {
 		return nic.Flow{Guest: netip.AddrPortFrom(guest, 1234), Remote: netip.MustParseAddrPort(remote)}
@@ -42,15 +42,28 @@ func TestTrack(t *testing.T) {
 			sent  bool
 			open  int
 		}{
-			{flagACK, true, 0}, {flagSYN, false, 0}, {flagSYN, true, 1}, {flagSYN | flagACK, false, 1}, {flagACK, true, 1}, {flagFIN | flagACK, true, 1},
-			{flagFIN | flagACK, true, 1}, {flagFIN | flagACK, false, 0}, {flagSYN, true, 1}, {flagRST, false, 0}, {flagSYN, true, 1}, {flagRST | flagACK, true, 0},
-			{flagFIN, true, 0},
+			{flagACK, true, 0}, {flagSYN, false, 0}, {flagSYN, true, 0}, {flagSYN | flagACK, true, 0}, {flagSYN | flagACK, false, 1}, {flagACK, true, 1},
+			{flagFIN | flagACK, true, 1}, {flagFIN | flagACK, true, 1}, {flagFIN | flagACK, false, 0},
+			{flagSYN | flagACK, false, 1}, {flagRST, false, 0}, {flagSYN | flagACK, false, 1}, {flagRST | flagACK, true, 0}, {flagFIN, true, 0},
 		} {
 			n.track(segment(f, step.flags, step.sent), step.sent)
 			if got := n.flows.list(); len(got) != step.open || step.open == 1 && got[0] != f {
 				t.Errorf("%v: %v after %+v", f, got, step)
 			}
 		}
+	}
+}
+
+// Of more connections than are saved the newest stay.
+func TestTrackMany(t *testing.T) {
+	f := flows{}
+	var last nic.Flow
+	for i := range nic.MaxFlows + 1 {
+		last = nic.Flow{Guest: netip.AddrPortFrom(nic.Guest4, uint16(i)), Remote: netip.AddrPortFrom(nic.Resolver4, uint16(1+i>>16))}
+		f.note(last, flagSYN|flagACK, false)
+	}
+	if _, ok := f[last]; !ok || len(f) > nic.MaxFlows {
+		t.Errorf("%d of %d, with the last: %t", len(f), nic.MaxFlows, ok)
 	}
 }
 
@@ -67,14 +80,14 @@ func TestNewRefuses(t *testing.T) {
 // FuzzTrack: no frame, whoever sends it, makes more flows than there may be, or reads behind its end.
 func FuzzTrack(f *testing.F) {
 	flow := nic.Flow{Guest: netip.AddrPortFrom(nic.Guest6, 1), Remote: netip.MustParseAddrPort("[2001:db8::1]:80")}
-	f.Add(segment(flow, flagSYN, true), true)
-	f.Add(segment(flow, flagRST, false), false)
+	f.Add(segment(flow, flagSYN|flagACK, false), false)
+	f.Add(segment(flow, flagRST, true), true)
 	f.Add([]byte{}, true)
 	f.Fuzz(func(t *testing.T, frame []byte, sent bool) {
 		n := &Net{flows: flows{}}
 		n.track(frame, sent)
 		for _, one := range n.flows.list() {
-			if a := one.Guest.Addr(); !sent || a != nic.Guest4 && a != nic.Guest6 {
+			if a := one.Guest.Addr(); sent || a != nic.Guest4 && a != nic.Guest6 {
 				t.Errorf("flow %v of %x", one, frame)
 			}
 		}
