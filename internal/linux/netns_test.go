@@ -19,6 +19,11 @@ func TestNetworkOfProcess(t *testing.T) {
 		return name
 	}
 	before := own("/proc/self/ns/net")
+	if space, err := NewNetwork(func() error { return nil }); err != nil {
+		testkit.Require(t, "tap", "needs network namespaces: "+err.Error())
+	} else {
+		space.Close()
+	}
 	for range 100 {
 		var within, again string
 		space, err := NewNetwork(func() error { within = own("/proc/thread-self/ns/net"); return nil })

@@ -34,11 +34,14 @@ func requireTap(t testing.TB) {
 	}
 }
 
-func ip(t testing.TB, args ...string) {
-	t.Helper()
-	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
-		t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+// ip runs commands of ip(8), one after the other, up to the first that fails.
+func ip(commands ...string) error {
+	for _, c := range commands {
+		if out, err := exec.Command("ip", strings.Fields(c)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", c, err, out)
+		}
 	}
+	return nil
 }
 
 // Addresses of the world.
@@ -56,41 +59,15 @@ type world struct {
 	uplink     uint16
 }
 
-// newWorld makes it the only one that the host has a way to.
+// newWorld makes it the only one that the host has a way to. The test is skipped where there can be none.
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	requireTap(t)
 	w := &world{}
-	made := func(space **os.File, configure func()) {
-		t.Helper()
-		var err error
-		if *space, err = linux.NewNetwork(func() error {
-			ip(t, "link", "set", "lo", "up")
-			configure()
-			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { (*space).Close() })
+	t.Cleanup(func() { linux.CloseFiles(w.host, w.space) })
+	if err := w.make(); err != nil {
+		testkit.Require(t, "tap", "needs network namespaces with veth and IPv6: "+err.Error())
 	}
-	made(&w.space, func() {})
-	made(&w.host, func() {
-		if err := set([2]string{"ipv4/ip_forward", "1"}, [2]string{"ipv6/conf/all/forwarding", "1"}); err != nil {
-			t.Error(err)
-		}
-		ip(t, "link", "add", "out", "type", "veth", "peer", "name", "in")
-		ip(t, "link", "set", "in", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), w.space.Fd()))
-		configureLink(t, "out", "93.184.216.1/24", "2606:2800:220:1::1/64")
-	})
-	w.in(t, w.space, func() error {
-		configureLink(t, "in", world4+"/24", world6+"/64")
-		return nil
-	})
-	w.in(t, w.host, func() error {
-		ip(t, "route", "add", "default", "via", world4)
-		ip(t, "-6", "route", "add", "default", "via", world6)
-		return nil
-	})
 	var unavailable *UnavailableError
 	if err := linux.InNetwork(w.host, tryCreate); errors.As(err, &unavailable) {
 		testkit.Require(t, "tap", err.Error())
@@ -98,6 +75,28 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	return w
+}
+
+func (w *world) make() (err error) {
+	const loopback = "link set lo up"
+	if w.space, err = linux.NewNetwork(func() error { return ip(loopback) }); err != nil {
+		return err
+	}
+	if w.host, err = linux.NewNetwork(func() error {
+		if err := set([2]string{"ipv4/ip_forward", "1"}, [2]string{"ipv6/conf/all/forwarding", "1"}); err != nil {
+			return err
+		}
+		return ip(loopback, "link add out type veth peer name in", fmt.Sprintf("link set in netns /proc/%d/fd/%d", os.Getpid(), w.space.Fd()),
+			"addr add 93.184.216.1/24 dev out", "addr add 2606:2800:220:1::1/64 dev out nodad", "link set out up")
+	}); err != nil {
+		return err
+	}
+	if err := linux.InNetwork(w.space, func() error {
+		return ip("addr add "+world4+"/24 dev in", "addr add "+world6+"/64 dev in nodad", "link set in up")
+	}); err != nil {
+		return err
+	}
+	return linux.InNetwork(w.host, func() error { return ip("route add default via "+world4, "-6 route add default via "+world6) })
 }
 
 func tryCreate() error {
@@ -113,12 +112,6 @@ func (w *world) in(t testing.TB, space *os.File, do func() error) {
 	if err := linux.InNetwork(space, do); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func configureLink(t testing.TB, link string, four, six string) {
-	ip(t, "addr", "add", four, "dev", link)
-	ip(t, "addr", "add", six, "dev", link, "nodad")
-	ip(t, "link", "set", link, "up")
 }
 
 func address6(six bool) string {
