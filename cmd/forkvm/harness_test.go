@@ -109,6 +109,7 @@ func (h *host) close() {
 			h.t.Errorf("clean up: %v", r)
 		}
 	}
+	h.thaw()
 	for _, dir := range []string{filepath.Join(h.run, "vms"), filepath.Join(h.run, "names")} {
 		entries, err := os.ReadDir(dir)
 		for _, e := range entries {
@@ -119,6 +120,23 @@ func (h *host) close() {
 		}
 	}
 	os.RemoveAll(h.run)
+}
+
+// thaw removes the snapshots that the test has made and not removed, of those that tests share: the next one may want their names.
+func (h *host) thaw() {
+	if h.data != shared.dir {
+		return
+	}
+	shared.Lock()
+	defer shared.Unlock()
+	for _, name := range strings.Fields(h.forkvm("snapshot", "ls", "-q").stdout) {
+		if _, forAll := shared.snapshots[name]; forAll {
+			continue
+		}
+		if r := h.forkvm("snapshot", "rm", name); r.code != 0 {
+			h.t.Errorf("clean up: %v", r)
+		}
+	}
 }
 
 // result is what one call of the program came to.
