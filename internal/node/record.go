@@ -171,18 +171,41 @@ func (n *Node) newDirectory(parent, id string) (*draft, error) {
 	return d, nil
 }
 
+// make makes the directory, and its lock, which is this draft's then. Until it has that, somebody who sweeps may take the directory for one that was
+// left behind, and remove it: it is made again.
 func (d *draft) make() error {
-	if err := os.Mkdir(d.dir, 0o700); err != nil {
-		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.ID, err))
-	}
-	err := d.acquire(os.O_CREATE)
-	if err == nil {
-		err = process.MakeOwn(d.dir)
+	const tries = 100
+	var err error
+	for range tries {
+		if err = d.tryMake(); !isSwept(err) {
+			break
+		}
+		time.Sleep(time.Millisecond)
 	}
 	if err != nil {
 		return failure.As(failure.Internal, fmt.Errorf("create vm (%s): %w", d.record.ID, err))
 	}
 	return nil
+}
+
+func (d *draft) tryMake() error {
+	if err := os.Mkdir(d.dir, 0o700); err != nil {
+		return err
+	}
+	if err := d.acquire(os.O_CREATE); err != nil {
+		return err
+	}
+	err := process.MakeOwn(d.dir)
+	if err != nil {
+		d.lock.Close()
+		d.lock = nil
+	}
+	return err
+}
+
+// isSwept tells whether a directory is being removed, or was, while it was made: nobody else makes one of its name.
+func isSwept(err error) bool {
+	return errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EWOULDBLOCK)
 }
 
 // acquire takes the lock of the draft's directory. It fails if somebody else has it.
@@ -413,10 +436,8 @@ func (n *Node) sweep(dir string) {
 	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0)
 	if err != nil {
 		// Not even the lock: the maker is between its first two calls, or died
-		// there. A directory that stays empty for a minute has no maker.
-		if info, err := os.Stat(dir); err == nil && time.Since(info.ModTime()) > time.Minute {
-			os.Remove(dir)
-		}
+		// there. One that lives makes the directory again.
+		os.Remove(dir)
 		return
 	}
 	defer lock.Close()

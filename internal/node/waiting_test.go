@@ -126,3 +126,38 @@ func TestDraftWithoutTheWaiting(t *testing.T) {
 		t.Error("the dead one was not cleared away")
 	}
 }
+
+// Whoever sweeps removes a directory whose maker was killed before it had the lock, and never stops one who lives.
+func TestSweptWhileItIsMade(t *testing.T) {
+	n := open(t)
+	if err := os.Mkdir(filepath.Join(n.waitingDir(), "0123456789ab"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.waiting(); err != nil || exists(filepath.Join(n.waitingDir(), "0123456789ab")) {
+		t.Errorf("an empty directory is left, %v", err)
+	}
+	stop, swept := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(swept)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = n.waiting()
+			}
+		}
+	}()
+	for range 200 {
+		d, err := n.newDirectory(n.waitingDir(), newID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !exists(filepath.Join(d.dir, lockFile)) {
+			t.Error("a directory in the making was removed")
+		}
+		d.abandon()
+	}
+	close(stop)
+	<-swept
+}
