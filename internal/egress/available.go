@@ -53,14 +53,12 @@ func parent() (string, error) {
 }
 
 func privileged() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var sets [2]unix.CapUserData
-	if err := unix.Capget(&header, &sets[0]); err != nil {
-		return fmt.Errorf("read capabilities: %w", err)
+	own, err := linux.OwnCapabilities()
+	if err != nil {
+		return err
 	}
-	has := func(capability uint) bool { return sets[capability/32].Effective&(1<<(capability%32)) != 0 }
-	loads := has(unix.CAP_SYS_ADMIN) || has(unix.CAP_BPF) && has(unix.CAP_NET_ADMIN)
-	if os.Geteuid() != 0 || !loads || !has(unix.CAP_SYS_CHROOT) {
+	loads := own.Has(unix.CAP_SYS_ADMIN) || own.Has(unix.CAP_BPF) && own.Has(unix.CAP_NET_ADMIN)
+	if os.Geteuid() != 0 || !loads || !own.Has(unix.CAP_SYS_CHROOT) {
 		return unavailable(errPrivilege, "run as root")
 	}
 	return nil

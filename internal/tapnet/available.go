@@ -9,6 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // UnavailableError says that this host, or this user, has no TAP devices for VMs, and what would have to be otherwise.
@@ -53,13 +55,11 @@ func Available() error {
 }
 
 func privileged() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var sets [2]unix.CapUserData
-	if err := unix.Capget(&header, &sets[0]); err != nil {
-		return fmt.Errorf("read capabilities: %w", err)
+	own, err := linux.OwnCapabilities()
+	if err != nil {
+		return err
 	}
-	has := func(capability uint) bool { return sets[capability/32].Effective&(1<<(capability%32)) != 0 }
-	if os.Geteuid() != 0 || !has(unix.CAP_NET_ADMIN) || !has(unix.CAP_SYS_ADMIN) {
+	if os.Geteuid() != 0 || !own.Has(unix.CAP_NET_ADMIN) || !own.Has(unix.CAP_SYS_ADMIN) {
 		return unavailable(errPrivilege, "run as root")
 	}
 	return nil
