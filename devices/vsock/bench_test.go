@@ -121,18 +121,29 @@ func dialListener(path string, port uint32) (*net.UnixConn, error) {
 
 // both runs a test for a connection from either side.
 func both(t *testing.T, f func(b *bench, s *guestSocket, conn *net.UnixConn)) {
-	t.Run("to guest", func(t *testing.T) {
-		b := newBench(t, nil)
-		s, conn := b.toGuest(1024, b.guest.listen(1024))
-		defer conn.Close()
-		f(b, s, conn)
-	})
-	t.Run("to host", func(t *testing.T) {
-		b := newBench(t, nil)
-		s, conn := b.toHost()
-		defer conn.Close()
-		f(b, s, conn)
-	})
+	bothWithBuffer(t, usualBuffer, f)
+}
+
+// bothWithBuffer is both with another size for the buffers of the guest's sockets. They have it from the start: what is on
+// its way when a guest makes a buffer smaller may be more than the new size.
+func bothWithBuffer(t *testing.T, size uint32, f func(b *bench, s *guestSocket, conn *net.UnixConn)) {
+	for _, c := range []struct {
+		name    string
+		connect func(b *bench) (*guestSocket, *net.UnixConn)
+	}{
+		{"to guest", func(b *bench) (*guestSocket, *net.UnixConn) { return b.toGuest(1024, b.guest.listen(1024)) }},
+		{"to host", (*bench).toHost},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, nil)
+			b.guest.mu.Lock()
+			b.guest.bufferSize = size
+			b.guest.mu.Unlock()
+			s, conn := c.connect(b)
+			defer conn.Close()
+			f(b, s, conn)
+		})
+	}
 }
 
 // settled waits until no connection is left.

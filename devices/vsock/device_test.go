@@ -156,22 +156,18 @@ func TestCaseB5Exchange(t *testing.T) {
 		guestBuffer uint32
 		pause       time.Duration
 	}{
-		{name: "large", n: 16 << 20, chunk: 1 << 20, guestBuffer: 256 << 10},
-		{name: "small chunks", n: 256 << 10, chunk: 64, guestBuffer: 256 << 10},
-		{name: "small socket buffer", n: 2 << 20, chunk: 64 << 10, socket: 4096, guestBuffer: 256 << 10},
+		{name: "large", n: 16 << 20, chunk: 1 << 20, guestBuffer: usualBuffer},
+		{name: "small chunks", n: 256 << 10, chunk: 64, guestBuffer: usualBuffer},
+		{name: "small socket buffer", n: 2 << 20, chunk: 64 << 10, socket: 4096, guestBuffer: usualBuffer},
 		{name: "small guest buffer", n: 256 << 10, chunk: 8192, guestBuffer: 4096},
 		{name: "slow readers", n: 1 << 20, chunk: 64 << 10, socket: 4096, guestBuffer: 64 << 10, pause: 2 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			both(t, func(b *bench, s *guestSocket, conn *net.UnixConn) {
+			bothWithBuffer(t, c.guestBuffer, func(b *bench, s *guestSocket, conn *net.UnixConn) {
 				if c.socket > 0 {
 					b.must(conn.SetWriteBuffer(c.socket))
 					b.must(conn.SetReadBuffer(c.socket))
 				}
-				b.guest.mu.Lock()
-				s.size = c.guestBuffer
-				s.send(opCreditUpdate, 0, nil)
-				b.guest.mu.Unlock()
 				exchange(b, s, conn, c.n, c.chunk, c.pause)
 				s.Close()
 				conn.Close()

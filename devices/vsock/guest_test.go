@@ -22,6 +22,8 @@ const (
 	eventBuffers = 8
 	// linuxPacketCost is SKB_TRUESIZE(0): what Linux 6.12.92 and later charge a packet against the receive buffer.
 	linuxPacketCost = 576
+	// usualBuffer is Linux's default for what a socket takes before its reader does.
+	usualBuffer = 256 << 10
 )
 
 var (
@@ -66,7 +68,7 @@ func newGuest(t testing.TB, dev virtiotest.Device, irq *virtiotest.Interrupt, d 
 	g := &guest{
 		t: t, d: d, cid: FirstGuestCID,
 		sockets: map[portPair]*guestSocket{}, listeners: map[uint32]chan *guestSocket{}, nextPort: 1 << 20,
-		bufferSize: 256 << 10, packets: map[operation]int{},
+		bufferSize: usualBuffer, packets: map[operation]int{},
 	}
 	g.cond = sync.NewCond(&g.mu)
 	d.Attach(dev, irq)
