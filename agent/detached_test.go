@@ -240,13 +240,20 @@ func TestBrokenInputKills(t *testing.T) {
 		t.Errorf("%d commands went on", len(done))
 	}
 	// Whole input is, whatever happens to the connection then.
-	p, err := g.client().Start(context.Background(), client.Command{Args: []string{"sh", "-c", "sleep 0.3; cat"}, Stdin: strings.NewReader("whole"), Stdout: io.Discard, OperationID: "whole"})
+	whole := "input=$(cat); touch whole; while [ ! -e go ]; do sleep 0.02; done; printf %s \"$input\""
+	p, err := g.client().Start(context.Background(), client.Command{Args: []string{"sh", "-c", whole}, Dir: g.dir, Stdin: strings.NewReader("whole"), Stdout: io.Discard, OperationID: "whole"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(100 * time.Millisecond)
+	eventually(t, "the input's end", func() bool {
+		_, err := os.Stat(filepath.Join(g.dir, "whole"))
+		return err == nil
+	})
 	g.cut()
 	p.Wait()
+	if err := os.WriteFile(filepath.Join(g.dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if d, o := g.attach(t, "whole"); d.Result.ExitCode != 0 || o.stdout.String() != "whole" {
 		t.Errorf("got %+v, output %q", d.Result, &o.stdout)
 	}

@@ -32,10 +32,10 @@ func TestWaitFor(t *testing.T) {
 	g := start(t, agent.Config{})
 	at := program(t, "tcp", "127.0.0.1:0", func(net.Conn) {})
 	path := filepath.Join(g.dir, "late")
+	begin := time.Now()
 	time.AfterFunc(150*time.Millisecond, func() { g.sh(t, "touch late") })
 	wanted := conditions(t, "command:test -e "+path, "file:"+path, fmt.Sprintf("port:%d", at.(*net.TCPAddr).Port))
-	begin := time.Now()
-	if err := g.WaitFor(context.Background(), wanted...); err != nil || time.Since(begin) < 100*time.Millisecond {
+	if err := g.WaitFor(context.Background(), wanted...); err != nil || time.Since(begin) < 150*time.Millisecond {
 		t.Errorf("got %v after %v", err, time.Since(begin))
 	}
 	if err := g.WaitFor(context.Background()); err != nil {
@@ -46,7 +46,7 @@ func TestWaitFor(t *testing.T) {
 // What is missing is said when the time is up, and only that.
 func TestWaitForReports(t *testing.T) {
 	g := start(t, agent.Config{})
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second) // the first command has to end
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second) // the first command has to end
 	defer cancel()
 	err := g.WaitFor(ctx, conditions(t, "file:/etc/passwd", "file:/no/such/file", "port:1", "port:/no/such.sock", "command:echo still starting >&2; exit 3", "command:sleep 300", "unit:no-such-unit.service")...)
 	var missing *client.NotReadyError
