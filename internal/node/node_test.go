@@ -301,15 +301,18 @@ func TestFailedLaunchLeavesNothing(t *testing.T) {
 		f.Close()
 	}
 	n := open(t)
-	for how, code := range map[string]failure.Code{"dies": failure.VMProcessGone, "hangs": failure.Cancelled} {
+	for how, want := range map[string]struct {
+		code   failure.Code
+		within time.Duration
+	}{"dies": {failure.VMProcessGone, time.Minute}, "hangs": {failure.Cancelled, slowStart / 2}} {
 		t.Setenv(behaviour, how)
-		ctx, cancel := context.WithTimeout(context.Background(), slowStart/2)
+		ctx, cancel := context.WithTimeout(context.Background(), want.within)
 		vm, err := n.launch(ctx, Options{Name: "victim", ReadyTimeout: time.Minute}, plan{
 			checkpoint: &machine.Checkpoint{},
 			origin:     func(*Record) {},
 		})
 		cancel()
-		if vm != nil || !failure.Is(err, code) {
+		if vm != nil || !failure.Is(err, want.code) {
 			t.Errorf("process that %s: %v", how, err)
 		}
 		for _, dir := range []string{n.vmsDir(), n.namesDir()} {
