@@ -179,11 +179,20 @@ func (a *Agent) running() int {
 	return a.runningLocked() - 1
 }
 
-// rest takes a session out of those that run, until resume.
-func (a *Agent) rest() {
+// maxResting is how many connections may wait for another question: each takes some 9 KiB of
+// memory and a descriptor for as long as the host likes.
+const maxResting = 64
+
+// rest takes a session out of those that run, until resume. It returns false if enough of
+// them rest.
+func (a *Agent) rest() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.resting >= maxResting {
+		return false
+	}
 	a.resting++
+	return true
 }
 
 func (a *Agent) resume(s *session) {

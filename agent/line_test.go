@@ -91,6 +91,41 @@ func TestLine(t *testing.T) {
 	})
 }
 
+// Of many lines some stay connected, and all are answered. They are no operations, however
+// many there are.
+func TestManyLines(t *testing.T) {
+	const lines, stay = 300, 64
+	g := start(t, agent.Config{MaxOperations: 2})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, made := watched(g)
+	all := make([]*client.Line, lines)
+	for i := range all {
+		all[i] = c.Line()
+		defer all[i].Close()
+	}
+	for round := range 3 {
+		for i, line := range all {
+			// The one before may not rest yet.
+			eventually(t, "answer", func() bool {
+				_, err := line.Ping(ctx)
+				if err != nil && !errors.Is(err, &client.Error{Code: proto.CodeTooManyOperations}) {
+					t.Fatalf("line %d, round %d: %v", i, round, err)
+				}
+				return err == nil
+			})
+		}
+	}
+	// Those that were first have asked three times over one connection, the others over three.
+	if n, want := made.count(), stay+3*(lines-stay); n < want || n > want+lines {
+		t.Errorf("%d connections, want %d and some that were refused", n, want)
+	}
+	g.agent.WaitIdle(time.Minute)
+	if _, err := g.Ping(ctx); err != nil || ctx.Err() != nil {
+		t.Errorf("beside lines at rest: %v", err)
+	}
+}
+
 // A connection that has ended, for whatever reason, is made anew.
 func TestLineConnectsAnew(t *testing.T) {
 	g := start(t, agent.Config{})

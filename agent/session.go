@@ -113,12 +113,15 @@ func (s *session) first() (any, error) {
 	return s.dispatch()
 }
 
-// errHungUp is how a host ends a connection on which it might have asked again.
-var errHungUp = errors.New("host has hung up")
+// errHungUp ends a connection on which the host might have asked again: it has hung up, or
+// enough others rest already.
+var errHungUp = errors.New("hung up")
 
 // next is an operation behind another, however long after.
 func (s *session) next() (any, error) {
-	s.agent.rest()
+	if !s.agent.rest() {
+		return nil, errHungUp
+	}
 	h, err := s.wire.Next()
 	s.agent.resume(s)
 	var broken *proto.ProtocolError

@@ -22,6 +22,7 @@ const (
 	maxBinary = 6 << 20
 	maxIdle   = 8 << 20 // resident
 	maxGrowth = 8 << 20 // resident, with 200 commands that do nothing and one that nobody reads
+	maxRested = 4 << 20 // resident, with 1,000 lines to it, each of which has asked once
 )
 
 func build(t *testing.T) string {
@@ -89,11 +90,29 @@ func TestFootprint(t *testing.T) {
 	if idle > maxIdle {
 		t.Errorf("%d KiB resident after 20 commands, at most %d are allowed", idle>>10, maxIdle>>10)
 	}
+	ask(t, ctx, c, 1000)
+	rested := resident(t, cmd.Process.Pid)
+	t.Logf("with 1000 lines at rest: %d KiB more", (rested-idle)>>10)
+	if rested-idle > maxRested {
+		t.Errorf("1000 lines at rest need %d KiB, at most %d are allowed", (rested-idle)>>10, maxRested>>10)
+	}
 	busy(t, ctx, c)
-	grown := resident(t, cmd.Process.Pid) - idle
+	grown := resident(t, cmd.Process.Pid) - rested
 	t.Logf("with 201 commands: %d KiB more", grown>>10)
 	if grown > maxGrowth {
 		t.Errorf("201 commands need %d KiB, at most %d are allowed", grown>>10, maxGrowth>>10)
+	}
+}
+
+// ask asks once on each of so many lines, which stay.
+func ask(t *testing.T, ctx context.Context, c *client.Client, lines int) {
+	t.Helper()
+	for range lines {
+		line := c.Line()
+		t.Cleanup(func() { line.Close() })
+		if _, err := line.Ping(ctx); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
