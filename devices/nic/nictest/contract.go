@@ -262,7 +262,16 @@ func (g *Guest) ends(c net.Conn, send bool) {
 	}
 }
 
-// Case D7: the connections of a clone's parent end in the clone, by the guest's own kernel, and new ones work.
+// disturb has the guest answer a segment of the connection that is out of order, as it does once in half a second.
+func (g *Guest) disturb(c net.Conn) {
+	flow := nic.Flow{Guest: netip.MustParseAddrPort(c.LocalAddr().String()), Remote: netip.MustParseAddrPort(c.RemoteAddr().String())}
+	before := g.sent.Load()
+	g.deliver(flow.Probe(Card))
+	g.Eventually("an answer to what is out of order", func() bool { return g.sent.Load() > before })
+}
+
+// Case D7: the connections of a clone's parent end in the clone, by the guest's own kernel, and new ones work. Some
+// have answered a segment that was out of order just before.
 func testClone(t *testing.T, w World) {
 	families(t, func(t *testing.T, six bool) {
 		server := echoTCP(t, w, six)
@@ -272,6 +281,9 @@ func testClone(t *testing.T, w World) {
 			open = append(open, g.open(server))
 		}
 		clone := w.New(t, Allow(t, server.String()))
+		for _, c := range open[:5] {
+			g.disturb(c)
+		}
 		g.Become(clone)
 		clone.Renewed()
 		begun := time.Now()

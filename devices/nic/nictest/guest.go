@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +51,7 @@ type Guest struct {
 	net   nic.Backend
 	woken chan struct{}
 	done  chan struct{}
+	sent  atomic.Int64 // frames
 	pump  sync.WaitGroup
 }
 
@@ -160,6 +162,7 @@ func (g *Guest) Send(frame []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.net.Send(nic.Frame{Data: frame})
+	g.sent.Add(1)
 }
 
 // receive takes frames as the device does, and gives them to the guest's stack.

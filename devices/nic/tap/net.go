@@ -45,6 +45,7 @@ type Net struct {
 	wake   func()
 	armed  chan struct{} // somebody waits for a frame
 	watch  sync.WaitGroup
+	ending *nic.Ending
 	header [nic.HeaderSize]byte
 	parts  [2][]byte // of the frame that is sent
 	buffer []byte
@@ -54,8 +55,7 @@ type Net struct {
 
 	mu     sync.Mutex // guards what follows
 	flows  flows
-	stale  []nic.Flow // connections of the guest whose far ends are gone
-	probes [][]byte   // frames that come before the TAP's
+	probes [][]byte // frames that come before the TAP's
 	closed bool
 }
 
@@ -65,6 +65,7 @@ func New(c Config) (n *Net, err error) {
 		config: c, refused: policy.NewRefusals(), wake: func() {}, armed: make(chan struct{}, 1),
 		buffer: make([]byte, nic.HeaderSize+nic.MaxFrame), flows: flows{},
 	}
+	n.ending = nic.NewEnding(c.Guest, n.probe)
 	defer func() {
 		if err != nil {
 			n.Close()
@@ -194,9 +195,10 @@ func (n *Net) Taken() { n.ready = false }
 
 // Save implements nic.Backend.
 func (n *Net) Save() (json.RawMessage, error) {
+	stale := n.ending.Flows()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return nic.EncodeFlows(append(n.flows.list(), n.stale...))
+	return nic.EncodeFlows(append(n.flows.list(), stale...))
 }
 
 // Restore implements nic.Backend. What waits in the TAP was for the guest in another life.
@@ -211,24 +213,22 @@ func (n *Net) Restore(data json.RawMessage) error {
 			break
 		}
 	}
+	n.ending.Set(list)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.flows, n.probes, n.stale = flows{}, nil, list
+	n.flows, n.probes = flows{}, nil
 	return nil
 }
 
 // Renewed is called when the guest has its own addresses: what it had open before can be ended.
-func (n *Net) Renewed() {
+func (n *Net) Renewed() { n.ending.Begin() }
+
+// probe has the device take these frames first.
+func (n *Net) probe(frames [][]byte) {
 	n.mu.Lock()
-	for _, f := range n.stale {
-		n.probes = append(n.probes, f.Probe(n.config.Guest))
-	}
-	any := len(n.stale) > 0
-	n.stale = nil
+	n.probes = append(n.probes, frames...)
 	n.mu.Unlock()
-	if any {
-		n.wake()
-	}
+	n.wake()
 }
 
 func (n *Net) nextProbe() []byte {
@@ -270,6 +270,7 @@ func (n *Net) Close() error {
 	if closed {
 		return nil
 	}
+	n.ending.Set(nil)
 	close(n.armed)
 	linux.CloseFiles(n.config.Tap)
 	n.watch.Wait()

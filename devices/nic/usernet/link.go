@@ -2,7 +2,6 @@ package usernet
 
 import (
 	"encoding/json"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -240,9 +239,7 @@ func (n *Net) Taken() { n.link.taken() }
 
 // Save implements nic.Backend.
 func (n *Net) Save() (json.RawMessage, error) {
-	n.mu.Lock()
-	flows := slices.Clone(n.stale)
-	n.mu.Unlock()
+	flows := n.ending.Flows()
 	n.relays.each(func(r *relay) {
 		if f, ok := r.known(); ok {
 			flows = append(flows, f)
@@ -258,11 +255,9 @@ func (n *Net) Restore(data json.RawMessage) error {
 		return err
 	}
 	n.forget()
+	n.ending.Set(flows)
 	n.link.drop()
 	n.pins.clear()
-	n.mu.Lock()
-	n.stale = flows
-	n.mu.Unlock()
 	return nil
 }
 
@@ -279,12 +274,10 @@ func (n *Net) forget() {
 }
 
 // Renewed is called when the guest has its own addresses: what it had open before can be ended.
-func (n *Net) Renewed() {
-	n.mu.Lock()
-	stale := n.stale
-	n.stale = nil
-	n.mu.Unlock()
-	for _, f := range stale {
-		n.link.enqueue(outbound{frame: f.Probe(n.config.Guest)})
+func (n *Net) Renewed() { n.ending.Begin() }
+
+func (n *Net) probe(frames [][]byte) {
+	for _, f := range frames {
+		n.link.enqueue(outbound{frame: f})
 	}
 }

@@ -20,7 +20,7 @@
 //
 // The far ends of a guest's connections do not follow it into a clone, nor over a reset. Save notes which connections there
 // are; after Restore, once the guest has its new addresses (Renewed), each gets a segment that no connection can take for its
-// own. Its kernel answers with what it expects (RFC 5961, section 4), and the stack, which knows no such connection, with
+// own, some times (nic.Ending). Its kernel answers with what it expects (RFC 5961, section 4), and the stack, which knows no such connection, with
 // a reset that fits.
 package usernet
 
@@ -75,7 +75,8 @@ type Net struct {
 	udp     sessions
 	meters  meters
 	dns     *resolver
-	doors   []io.Closer   // of published ports
+	doors   []io.Closer // of published ports
+	ending  *nic.Ending
 	pings   chan struct{} // one for each echo request that may be on its way
 	buffers sync.Pool     // *[copyBuffer]byte
 
@@ -88,7 +89,6 @@ type Net struct {
 	end    context.CancelFunc
 	crew   crew
 	mu     sync.Mutex // guards what follows
-	stale  []nic.Flow // connections of the guest whose far ends are gone
 	closed bool
 }
 
@@ -120,6 +120,7 @@ func New(c Config) (*Net, error) {
 		pings:   make(chan struct{}, maxPings),
 		connect: new(net.Dialer).DialContext,
 	}
+	n.ending = nic.NewEnding(c.Guest, n.probe)
 	n.life, n.end = context.WithCancel(context.Background())
 	n.crew.init()
 	n.relays.init(n.life)
@@ -234,6 +235,7 @@ func (n *Net) Close() error {
 	if closed {
 		return nil
 	}
+	n.ending.Set(nil)
 	n.end()
 	n.closeDoors()
 	n.forget()
