@@ -94,7 +94,7 @@ func TestLine(t *testing.T) {
 // Of many lines some stay connected, and all are answered. They are no operations, however
 // many there are.
 func TestManyLines(t *testing.T) {
-	const lines, stay = 300, 64
+	const lines, rounds, stay = 300, 3, 64
 	g := start(t, agent.Config{MaxOperations: 2})
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -104,7 +104,8 @@ func TestManyLines(t *testing.T) {
 		all[i] = c.Line()
 		defer all[i].Close()
 	}
-	for round := range 3 {
+	refused := 0
+	for round := range rounds {
 		for i, line := range all {
 			// The one before may not rest yet.
 			eventually(t, "answer", func() bool {
@@ -112,13 +113,17 @@ func TestManyLines(t *testing.T) {
 				if err != nil && !errors.Is(err, &client.Error{Code: proto.CodeTooManyOperations}) {
 					t.Fatalf("line %d, round %d: %v", i, round, err)
 				}
+				if err != nil {
+					refused++
+				}
 				return err == nil
 			})
 		}
 	}
-	// Those that were first have asked three times over one connection, the others over three.
-	if n, want := made.count(), stay+3*(lines-stay); n < want || n > want+lines {
-		t.Errorf("%d connections, want %d and some that were refused", n, want)
+	// About as many as may stay have asked each time over one connection, the others over one each time: a line that rests again
+	// may find that another one has come before it.
+	if n, want := made.count()-refused, stay+rounds*(lines-stay); n < want-stay || n > want+stay {
+		t.Errorf("%d connections and %d that were refused, want about %d", n, refused, want)
 	}
 	g.agent.WaitIdle(time.Minute)
 	if _, err := g.Ping(ctx); err != nil || ctx.Err() != nil {
