@@ -2,11 +2,13 @@ package forkvm
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"github.com/forkvm/forkvm/guest/task"
 	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/store"
 )
 
@@ -69,7 +71,7 @@ func (vm *VM) Judge(ctx context.Context, st *store.Store, snapshot string, j Jud
 		ID: vm.identity.MachineID, Name: vm.identity.Hostname, Generation: vm.machine.Generation(),
 		Snapshot: snapshot, SnapshotID: manifest.ID, Lineage: lineage,
 	}
-	return judge.Judge(ctx, &judgeMachines{vm, st, snapshot}, j)
+	return judge.Judge(ctx, &judgeMachines{vm, st, manifest}, j)
 }
 
 // Agreement says how far several verdicts on the same machine agree.
@@ -82,7 +84,7 @@ func Agree(verdicts []*Verdict) Agreement { return judge.Agree(verdicts) }
 type judgeMachines struct {
 	vm       *VM
 	store    *store.Store
-	snapshot string
+	snapshot *snapshot.Manifest
 }
 
 // config is of a machine whose storage errors are remembered.
@@ -97,7 +99,7 @@ func (m *judgeMachines) config(storage *atomic.Pointer[error]) Config {
 // Fork implements judge.Machines.
 func (m *judgeMachines) Fork(ctx context.Context) (judge.Machine, error) {
 	var storage atomic.Pointer[error]
-	children, err := m.vm.Fork(ctx, m.config(&storage))
+	children, err := m.vm.fork(ctx, m, m.config(&storage))
 	if err != nil {
 		return nil, judge.NotReady(err)
 	}
@@ -107,11 +109,19 @@ func (m *judgeMachines) Fork(ctx context.Context) (judge.Machine, error) {
 // Clean implements judge.Machines.
 func (m *judgeMachines) Clean(ctx context.Context) (judge.Machine, error) {
 	var storage atomic.Pointer[error]
-	vm, err := Restore(ctx, m.store, m.snapshot, m.config(&storage))
+	vm, err := restore(ctx, m.store, m.snapshot.Name, m, m.config(&storage))
 	if err != nil {
 		return nil, err
 	}
 	return judgeMachine{vm, &storage}, nil
+}
+
+// useJudgingSet has a fork of a machine that stands on these snapshots make ready what
+// machines use in which is judged.
+func (m *judgeMachines) useJudgingSet(c *machine.Checkpoint, lineage []string) {
+	if slices.Contains(lineage, m.snapshot.ID) {
+		c.UseJudgingSet(m.store, m.snapshot, false)
+	}
 }
 
 // judgeMachine is a machine in which is judged.
@@ -122,6 +132,9 @@ type judgeMachine struct {
 
 func (m judgeMachine) ID() string         { return m.identity.MachineID }
 func (m judgeMachine) Guest() judge.Guest { return m.Agent() }
+
+// NoteUse implements judge.Machine.
+func (m judgeMachine) NoteUse() { m.machine.NoteUse() }
 
 // Health implements judge.Machine.
 func (m judgeMachine) Health(context.Context) judge.Health {

@@ -78,6 +78,22 @@ func (r rollouts) start(t *testing.T, ctx context.Context, script string) *forkv
 	return vm
 }
 
+// judgedBefore tells whether it is known what a verdict takes.
+func (r rollouts) judgedBefore(t *testing.T) bool {
+	t.Helper()
+	manifest, err := r.store.Stat(r.snapshot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := r.store.JudgingSet(manifest, false)
+	if set == nil {
+		return false
+	}
+	defer set.Close()
+	_, err = set.Read()
+	return err == nil
+}
+
 func (r rollouts) judge(t *testing.T, ctx context.Context, vm *forkvm.VM, j forkvm.Judging) *forkvm.Verdict {
 	t.Helper()
 	v, err := vm.Judge(ctx, r.store, r.snapshot, j)
@@ -115,6 +131,9 @@ func TestJudge(t *testing.T) {
 	}
 	if left := sh(t, ctx, vm, "ls -d /tests /logs 2>/dev/null; ps | grep -c '[s]leep 0.1\\|[m]ine'"); left == "0" || strings.Contains(left, "/") {
 		t.Errorf("the rollout has %q", left)
+	}
+	if !task1.judgedBefore(t) {
+		t.Error("the verdict has not noted what it took, for later ones")
 	}
 	sh(t, ctx, vm, "echo 41 >/srv/work/answer; mkdir /tests; echo 'echo 1 >/logs/verifier/reward.txt' >/tests/test.sh")
 	again := task1.judge(t, ctx, vm, good)
@@ -168,6 +187,7 @@ type meddled struct{ *forkvm.VM }
 
 func (m meddled) ID() string         { return "machine" }
 func (m meddled) Guest() judge.Guest { return m.Agent() }
+func (m meddled) NoteUse()           {}
 func (m meddled) Health(context.Context) judge.Health {
 	if exit := m.Exit(); exit != nil {
 		return judge.EndOf(exit)

@@ -123,11 +123,19 @@ func orDefault(memory uint64) uint64 {
 // Restore starts a new machine from a snapshot and returns when its guest agent
 // has confirmed the new identity.
 func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, error) {
+	return restore(ctx, st, name, nil, c)
+}
+
+// restore is Restore; judges is set for a machine in which is judged.
+func restore(ctx context.Context, st *store.Store, name string, judges *judgeMachines, c Config) (*VM, error) {
 	checkpoint, manifest, err := machine.FromStore(ctx, st, name, false)
 	if err != nil {
 		return nil, err
 	}
 	checkpoint.WorkingSet = st.WorkingSet(manifest)
+	if judges != nil {
+		checkpoint.UseJudgingSet(st, manifest, true)
+	}
 	vm, err := startInLimit(ctx, checkpoint, nil, c)
 	if err != nil {
 		return nil, fmt.Errorf("restore %s: %w", name, err)
@@ -140,6 +148,11 @@ func Restore(ctx context.Context, st *store.Store, name string, c Config) (*VM, 
 // Fork makes one new machine for each configuration, from one short pause of
 // this one, which goes on. Either all start or none is left.
 func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
+	return vm.fork(ctx, nil, configs...)
+}
+
+// fork is Fork; judges is set for machines in which is judged.
+func (vm *VM) fork(ctx context.Context, judges *judgeMachines, configs ...Config) ([]*VM, error) {
 	demand := machine.Demand{VMs: len(configs) + 1, RAM: vm.machine.Shape().MemoryBytes, Freeze: true}
 	if len(configs) > 0 {
 		demand.Headroom = configs[0].Headroom
@@ -153,6 +166,9 @@ func (vm *VM) Fork(ctx context.Context, configs ...Config) ([]*VM, error) {
 		return nil, fmt.Errorf("fork: %w", err)
 	}
 	defer checkpoint.Close()
+	if judges != nil {
+		judges.useJudgingSet(checkpoint, lineage)
+	}
 	children, errs := make([]*VM, len(configs)), make([]error, len(configs))
 	var all sync.WaitGroup
 	for i, c := range configs {

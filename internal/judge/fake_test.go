@@ -51,6 +51,7 @@ type fakeMachine struct {
 	guest  *fakeGuest
 	mu     sync.Mutex
 	health Health
+	noted  bool // what it used, while it was open
 	closed bool
 }
 
@@ -60,6 +61,11 @@ func (m *fakeMachine) Health(context.Context) Health {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.health
+}
+func (m *fakeMachine) NoteUse() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.noted = !m.closed
 }
 func (m *fakeMachine) Close() error {
 	m.mu.Lock()

@@ -157,6 +157,9 @@ func (a *attempt) end(phase string) {
 }
 
 func (a *attempt) close() {
+	if r := a.verdict.Transplant; r != nil && r.Run != nil {
+		a.clean.NoteUse()
+	}
 	var all sync.WaitGroup
 	for _, m := range []Machine{a.fork, a.clean} {
 		if m != nil {

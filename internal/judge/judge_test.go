@@ -488,6 +488,27 @@ func TestRetriesAreBounded(t *testing.T) {
 	}
 }
 
+// What a clean machine has used is noted when the verifier has run in it, and of no other.
+func TestNoteUse(t *testing.T) {
+	for where, want := range map[task.Where]int{task.Both: 1, task.Transplant: 1, task.Fork: 0} {
+		m := working()
+		m.cleanErrs = []error{errors.New("no memory")} // tried again
+		judgeIt(t, m, request(t, where))
+		noted := 0
+		for _, machine := range m.made {
+			if machine.noted {
+				noted++
+				if !slices.ContainsFunc(machine.guest.calls, func(call string) bool { return strings.HasPrefix(call, "exec") }) {
+					t.Errorf("%s: noted of a machine in which was done %q", where, machine.guest.calls)
+				}
+			}
+		}
+		if noted != want {
+			t.Errorf("%s: noted of %d machines, want %d", where, noted, want)
+		}
+	}
+}
+
 // A caller that gives up gets no verdict, and nothing is left.
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

@@ -2,6 +2,7 @@ package machine
 
 import (
 	"github.com/forkvm/forkvm/snapshot"
+	"github.com/forkvm/forkvm/snapshot/store"
 	"github.com/forkvm/forkvm/vmm/memory"
 )
 
@@ -23,6 +24,24 @@ func (m *Machine) mapAhead() {
 	// KVM could enter them into the guest's page tables, too: that costs more than it spares
 	// (docs/cost-model.md).
 	_ = m.memory.Populate(written)
+}
+
+// UseJudgingSet has a checkpoint's machines make ready what clones of a snapshot in which is
+// judged use, instead of what any clone does until it is ready. The checkpoint is of the
+// snapshot itself, and the first of its machines is to note it (NoteUse) if nobody has, or
+// of a machine that stands on the snapshot.
+func (c *Checkpoint) UseJudgingSet(st *store.Store, m *snapshot.Manifest, itself bool) {
+	if itself && (c.WorkingSet == nil || c.WorkingSet.Wanted) {
+		return // that one is recorded first
+	}
+	set := st.JudgingSet(m, itself)
+	if set == nil {
+		return
+	}
+	if c.WorkingSet != nil {
+		c.WorkingSet.Close() // was not written
+	}
+	c.WorkingSet = set
 }
 
 // NoteUse notes what the guest has used by now for a working set of all that it does, if

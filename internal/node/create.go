@@ -159,7 +159,7 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 	checkpoint.WorkingSet = n.store.WorkingSet(manifest)
 	checkpoint.HugePages = n.hugePages(manifest, checkpoint)
 	if o.judges != nil {
-		n.useJudgingSet(manifest, checkpoint, true)
+		checkpoint.UseJudgingSet(n.store, manifest, true)
 	}
 	course.End(phaseSnapshot)
 	return n.launch(ctx, o, plan{
@@ -171,22 +171,6 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 		},
 		created: createdFrom(manifest),
 	})
-}
-
-// useJudgingSet has a clone make ready what clones in which is judged use, instead of
-// what any clone does until it is ready. The first one records it.
-func (n *Node) useJudgingSet(m *snapshot.Manifest, c *machine.Checkpoint, first bool) {
-	if first && (c.WorkingSet == nil || c.WorkingSet.Wanted) {
-		return // that one is recorded first
-	}
-	set := n.store.JudgingSet(m, first)
-	if set == nil {
-		return
-	}
-	if c.WorkingSet != nil {
-		c.WorkingSet.Close() // was not written
-	}
-	c.WorkingSet = set
 }
 
 // createdFrom is what the journals of the snapshot's VMs say of it.
@@ -227,7 +211,7 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 		return nil, err
 	}
 	if len(options) == 1 && options[0].judges != nil && parent.Record.Snapshot == options[0].judges.Name {
-		n.useJudgingSet(options[0].judges, checkpoint, false)
+		checkpoint.UseJudgingSet(n.store, options[0].judges, false)
 	}
 	course.End(phaseCheckpoint)
 	children := make([]Child, len(options))

@@ -93,7 +93,7 @@ func (m *judgeMachines) Fork(ctx context.Context) (judge.Machine, error) {
 	if children[0].Err != nil {
 		return nil, judge.NotReady(children[0].Err)
 	}
-	return judgeMachine{vm: children[0].VM}, nil
+	return judgeMachine{children[0].VM}, nil
 }
 
 // Clean implements judge.Machines.
@@ -102,14 +102,11 @@ func (m *judgeMachines) Clean(ctx context.Context) (judge.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return judgeMachine{vm, true}, nil
+	return judgeMachine{vm}, nil
 }
 
 // judgeMachine is a VM in which is judged.
-type judgeMachine struct {
-	vm    *VM
-	clean bool // of the task's snapshot
-}
+type judgeMachine struct{ vm *VM }
 
 func (m judgeMachine) ID() string         { return m.vm.ID }
 func (m judgeMachine) Guest() judge.Guest { return m.vm.Agent() }
@@ -130,12 +127,11 @@ func (m judgeMachine) Health(ctx context.Context) judge.Health {
 	return judge.Health{}
 }
 
+// NoteUse implements judge.Machine.
+func (m judgeMachine) NoteUse() { _ = m.vm.call(context.Background(), (*process.Client).NoteUse) }
+
 // Close implements judge.Machine.
 func (m judgeMachine) Close() error {
-	if m.clean {
-		// Later ones are slower without.
-		_ = m.vm.call(context.Background(), (*process.Client).NoteUse)
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	return m.vm.discard(ctx)
