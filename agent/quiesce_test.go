@@ -243,6 +243,23 @@ func TestVacateReplacesLinksAmongTheParents(t *testing.T) {
 	}
 }
 
+// Several are made at once, also one in another, and what is mounted on any of them goes.
+func TestVacateSeveral(t *testing.T) {
+	g := startInit(t)
+	g.sh(t, "mkdir -p a kept c; mount -t tmpfs none a; mkdir a/b; ln -s $PWD/kept a/b/d; mount --bind kept c; echo x > kept/x")
+	var directories []client.EmptyDirectory
+	for _, name := range []string{"a", "a/b/d", "c"} {
+		directories = append(directories, client.EmptyDirectory{Path: filepath.Join(g.dir, name), Mode: 0o700})
+	}
+	v, err := g.Vacate(t.Context(), directories...)
+	if err != nil || v.Unmounted != 2 {
+		t.Errorf("got %+v, %v", v, err)
+	}
+	if r, o := g.sh(t, "find a c kept -not -type d -o -type d -empty | sort"); r.ExitCode != 0 || o.stdout.String() != "a/b/d\nc\nkept/x\n" {
+		t.Errorf("there is %s%s", &o.stdout, &o.stderr)
+	}
+}
+
 func TestVacateUnlocks(t *testing.T) {
 	g := startInit(t)
 	if r, _ := g.sh(t, "mkdir -p d/e; echo x > d/e/f; chattr +i d/e/f && chattr +a d/e && chattr +i d"); r.ExitCode != 0 {

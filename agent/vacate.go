@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -40,49 +41,67 @@ func checkVacated(directories []proto.EmptyDirectory) error {
 
 // vacate makes directories that were checked.
 func vacate(directories []proto.EmptyDirectory) (proto.VacateResult, error) {
-	v := vacancy{}
-	for _, d := range directories {
-		if err := v.vacate(d); err != nil {
-			return v.result, err
-		}
+	if len(directories) == 0 {
+		return proto.VacateResult{}, nil
 	}
-	return v.result, nil
+	p, err := openProcfs()
+	if err != nil {
+		return proto.VacateResult{}, err
+	}
+	defer p.close()
+	v := vacancy{procfs: p}
+	err = v.vacate(directories)
+	return v.result, err
 }
 
 // vacancy is one vacate.
-type vacancy struct{ result proto.VacateResult }
+type vacancy struct {
+	*procfs
+	result proto.VacateResult
+}
 
-func (v *vacancy) vacate(d proto.EmptyDirectory) error {
-	path, err := removablePath(d.Path)
-	if err != nil {
-		return err
-	}
-	path = filepath.Clean(path)
-	uid, gid := os.Getuid(), os.Getgid()
-	if d.User != "" {
-		who, err := lookupAccount(d.User)
+func (v *vacancy) vacate(directories []proto.EmptyDirectory) error {
+	paths := make([]string, len(directories))
+	for i, d := range directories {
+		path, err := removablePath(d.Path)
 		if err != nil {
 			return err
 		}
-		uid, gid = int(who.uid), int(who.gid)
+		paths[i] = filepath.Clean(path)
+		// Behind links the kernel would know what is mounted there by another path.
+		if err := v.directory(filepath.Dir(paths[i])); err != nil {
+			return notVacated(paths[i], err)
+		}
 	}
-	if err := v.clear(path); err != nil {
-		return failure(proto.CodeNotVacated, "make room for %q: %v", path, err)
+	if err := v.unmount(paths); err != nil {
+		return notVacated(strings.Join(paths, " "), err)
 	}
-	return v.make(path, fs.FileMode(d.Mode), uid, gid)
-}
-
-// clear removes what has the path, and what stands in the way of its parents.
-func (v *vacancy) clear(path string) error {
-	if parent := filepath.Dir(path); parent != "/" {
-		if err := v.directory(parent); err != nil {
+	for i, d := range directories {
+		uid, gid := os.Getuid(), os.Getgid()
+		if d.User != "" {
+			who, err := lookupAccount(d.User)
+			if err != nil {
+				return err
+			}
+			uid, gid = int(who.uid), int(who.gid)
+		}
+		// Its parents may have been in one of the others.
+		err := v.directory(filepath.Dir(paths[i]))
+		if err == nil {
+			err = v.remove(paths[i])
+		}
+		if err != nil {
+			return notVacated(paths[i], err)
+		}
+		if err := v.make(paths[i], fs.FileMode(d.Mode), uid, gid); err != nil {
 			return err
 		}
 	}
-	if err := v.unmount(path); err != nil {
-		return err
-	}
-	return v.remove(path)
+	return nil
+}
+
+func notVacated(path string, err error) error {
+	return failure(proto.CodeNotVacated, "make room for %q: %v", path, err)
 }
 
 // directory sees to it that a path is a directory and its parents are, and none of
@@ -142,15 +161,10 @@ func (v *vacancy) unlock(path string) {
 // maxMounts bounds how many mounts lie on each other.
 const maxMounts = 10_000
 
-// unmount takes away what is mounted at a path and below it.
-func (v *vacancy) unmount(path string) error {
-	p, err := openProcfs()
-	if err != nil {
-		return err
-	}
-	defer p.close()
+// unmount takes away what is mounted at paths and below them.
+func (v *vacancy) unmount(paths []string) error {
 	for range maxMounts {
-		point, err := p.mountBelow(path)
+		point, err := v.mountBelow(paths)
 		if err != nil || point == "" {
 			return err
 		}
@@ -159,27 +173,28 @@ func (v *vacancy) unmount(path string) error {
 		}
 		v.result.Unmounted++
 	}
-	return failure(proto.CodeIO, "more than %d file systems are mounted at %q", maxMounts, path)
+	return failure(proto.CodeIO, "more than %d file systems are mounted at %q", maxMounts, paths)
 }
 
 // maxMountinfo is more than the largest list of mounts that Linux makes by default
 // (mount-max of 100,000).
 const maxMountinfo = 64 << 20
 
-// mountBelow returns the newest mount point at a path or below it, empty if there is
+// mountBelow returns the newest mount point at one of the paths or below, empty if there is
 // none.
-func (p *procfs) mountBelow(path string) (string, error) {
+func (p *procfs) mountBelow(paths []string) (string, error) {
 	list, err := p.read("self/mountinfo", maxMountinfo)
 	if err != nil {
 		return "", err
 	}
 	found := ""
 	for line := range strings.Lines(string(list)) {
-		f := strings.Fields(line)
-		if len(f) < 5 {
+		f := strings.SplitN(line, " ", 6)
+		if len(f) < 6 {
 			continue
 		}
-		if point := unescape(f[4]); point == path || strings.HasPrefix(point, path+"/") {
+		point := unescape(f[4])
+		if slices.ContainsFunc(paths, func(path string) bool { return point == path || strings.HasPrefix(point, path+"/") }) {
 			found = point
 		}
 	}
