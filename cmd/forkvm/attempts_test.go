@@ -35,6 +35,9 @@ type try struct {
 	record, seen string
 	// byTap is what is wanted of a network with a TAP, if that is something else; see overTap.
 	byTap string
+	// below is whose matter it is when the process has no policy, under each of the policies, if that does not follow from want; see
+	// kernelAlone.
+	below string
 	// brief ones belong to the short form.
 	brief bool
 }
@@ -75,6 +78,12 @@ const (
 	nameLie    = "REFUSED/no_network reset/wrong_name REFUSED/not_allowed ok"
 )
 
+// belowNames are whose matter, with the kernel alone, attempts are that end so and go to ports of names: see kernelAlone.
+var belowNames = map[string]string{
+	denied: "kernel name kernel passes", publicly: "kernel name kernel passes", byAddress: "kernel name passes", foreign: "kernel name kernel passes",
+	rst: "kernel name kernel passes",
+}
+
 func get(host string) []byte { return []byte("GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n") }
 
 // attempts is the table.
@@ -89,7 +98,7 @@ func attempts() []try {
 // byAddresses are connections, datagrams and echo requests to addresses.
 func byAddresses() []try {
 	connect := func(name, to, want string) try {
-		return try{name: name, Attempt: attempt.Attempt{Kind: attempt.TCP, To: to, Send: get("20.1.1.1")}, want: want}
+		return try{name: name, Attempt: attempt.Attempt{Kind: attempt.TCP, To: to, Send: get("20.1.1.1")}, want: want, below: belowNames[want]}
 	}
 	send := func(name, to, want string) try {
 		return try{name: name, Attempt: attempt.Attempt{Kind: attempt.UDP, To: to}, want: want}
@@ -148,7 +157,7 @@ func byAddresses() []try {
 		send("multicast", "239.1.1.1:5000", "silent/no_station"),
 		send("multicast of IPv6", "[ff0e::1]:5000", "silent/no_station"),
 		{
-			name: "HTTPS to an address", want: byAddress,
+			name: "HTTPS to an address", want: byAddress, below: belowNames[byAddress],
 			Attempt: attempt.Attempt{Kind: attempt.TLS, To: "20.1.1.2:443", Name: "anything.example"},
 		},
 	}
@@ -159,7 +168,7 @@ func toResolvers() []try {
 	ask := func(name, about string, kind uint16, want string) try {
 		return try{
 			name: name, Attempt: attempt.Attempt{Kind: attempt.DNS, Name: about, Type: kind}, want: want,
-			record: "dns " + strings.ToLower(about), seen: "dns " + worldAddress + " " + about,
+			record: "dns " + strings.ToLower(about), seen: "dns " + worldAddress + " " + about, below: belowNames[want],
 		}
 	}
 	// Answers to questions elsewhere come from there.
@@ -176,12 +185,16 @@ func toResolvers() []try {
 	foreignName.brief = true
 	stream := ask("a foreign name by TCP", "tcp.evil.example", recordA, foreign)
 	stream.Kind, stream.seen = attempt.DNSTCP, "tcp "+worldAddress+":53"
+	keys := ask("an allowed name's keys", "good.example", recordHTTPS, "REFUSED/no_network empty REFUSED/not_allowed ok")
+	keys.below = belowNames[foreign] // that there is no answer is for the sake of names
+	encrypted := elsewhere("a resolver with HTTPS", attempt.TLS, "[2606:4700::1111]:443", publicly, "tcp [2606:4700::1111]:443", "tcp [2606:4700::1111]:443")
+	encrypted.below = belowNames[publicly]
 	transfer := ask("a whole zone", "zone.good.test", recordAXFR, "REFUSED/protocol")
 	transfer.byTap = foreign
 	return []try{
 		ask("an allowed name", "good.example", recordA, byName),
 		ask("an allowed name's text", "good.example", recordTXT, byName),
-		ask("an allowed name's keys", "good.example", recordHTTPS, "REFUSED/no_network empty REFUSED/not_allowed ok"),
+		keys,
 		foreignName,
 		ask("a foreign name's text", "text.evil.example", recordTXT, foreign),
 		ask("a foreign name's nothing", "null.evil.example", recordNULL, foreign),
@@ -194,7 +207,7 @@ func toResolvers() []try {
 		elsewhere("another resolver by TCP", attempt.DNSTCP, "8.8.8.8:53", resolvers, "tcp 8.8.8.8:53", "tcp 8.8.8.8:53"),
 		elsewhere("another resolver of IPv6", attempt.DNS, "[2001:4860::8888]:53", publicly, "udp [2001:4860::8888]:53", "dns 2001:4860::8888 leak.evil.example"),
 		elsewhere("a resolver with TLS", attempt.DNSTCP, "8.8.8.8:853", strings.Replace(resolvers, "ok", "silent", 1), "tcp 8.8.8.8:853", "tcp 8.8.8.8:853"),
-		elsewhere("a resolver with HTTPS", attempt.TLS, "[2606:4700::1111]:443", publicly, "tcp [2606:4700::1111]:443", "tcp [2606:4700::1111]:443"),
+		encrypted,
 		{
 			name:    "a resolver that is allowed",
 			Attempt: attempt.Attempt{Kind: attempt.DNS, To: "198.51.100.7:53", Name: "through.example", Type: recordA},
@@ -209,6 +222,7 @@ func byNames() []try {
 		return try{
 			name: name, Attempt: attempt.Attempt{Kind: attempt.TCP, To: host + ":" + port, Send: []byte(says)}, want: want,
 			record: "dns " + host + ",tcp " + worldAddress + ":" + port, seen: "tcp " + worldAddress + ":" + port + ",dns " + worldAddress + " " + host,
+			below: belowNames[want],
 		}
 	}
 	web := func(name, host, want string) try { return to(name, host, "80", string(get(host)), want) }
@@ -230,6 +244,9 @@ func byNames() []try {
 		a := to(name, "good.example", "80", "GET /to/"+target+" HTTP/1.1\r\nHost: good.example\r\n\r\n", want)
 		a.Kind, a.record = attempt.Follow, a.record+","+record
 		a.seen += "," + seen
+		if want != nameRebind {
+			a.below = belowNames[foreign]
+		}
 		return a
 	}
 	good := web("an allowed name", "good.example", byName)

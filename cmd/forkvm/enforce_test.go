@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,8 +17,6 @@ import (
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/egress"
-	"github.com/forkvm/forkvm/internal/linux"
-	"github.com/forkvm/forkvm/internal/testkit"
 )
 
 // enforcement is what network show says of who enforces the policy.
@@ -100,67 +96,6 @@ func TestKernelEnforces(t *testing.T) {
 	}
 	h.tryBelow(w, "vm", group)
 	h.enforcedInClones(t, group)
-}
-
-// everything opens to a guest what no policy of a mode does.
-func everything() []string {
-	set := []string{"public", "--allow", hostAddress, "--allow", hostAddress6, "--allow", "93.184.216.255"}
-	for _, special := range []string{
-		"10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15", "240.0.0.0/4",
-		"64:ff9b:1::/48", "100::/64", "2001:db8::/32", "fc00::/7", "fec0::/10", "2001::/32",
-	} {
-		set = append(set, "--allow", special)
-	}
-	return set
-}
-
-// policyOf reads what network set is told.
-func policyOf(set []string) policy.Policy {
-	p := policy.Policy{Mode: policy.Mode(set[0])}
-	for i := 1; i+1 < len(set); i += 2 {
-		if set[i] == "--deny" {
-			p.Deny = append(p.Deny, set[i+1])
-		} else {
-			p.Allow = append(p.Allow, set[i+1])
-		}
-	}
-	return p
-}
-
-// tryBelow has a VM whose process refuses nothing try everything by address, under each of the policies for the kernel alone. Those with names
-// leave to public addresses what they leave to names.
-func (h *host) tryBelow(w *world, vm, group string) {
-	h.must("cp", filepath.Join(testkit.RequireGuest(h.t), "guestload"), vm+":/guestload")
-	h.must(append([]string{"network", "set", vm}, everything()...)...)
-	all := slices.DeleteFunc(byAddresses(), func(a try) bool { return testing.Short() && !a.brief })
-	for _, address := range []string{hostAddress, hostAddress6} {
-		h.serve(net.JoinHostPort(address, "2222"))
-	}
-	for i, p := range attemptPolicies {
-		rules, err := policyOf(p.set).Compile()
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		host, err := linux.HostAddresses()
-		if err == nil {
-			err = egress.SetPolicy(group, rules.Regions(policy.Surroundings{Host: host}))
-		}
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		w.forget()
-		answers, seen := h.try(vm, all), w.saw()
-		for j, answer := range answers {
-			want, reason := all[j].under(i)
-			got := slices.ContainsFunc(all[j].sees(), func(line string) bool { return slices.Contains(seen, line) })
-			switch {
-			case works[want] != works[answer] && !(p.name == "names" && reason == string(policy.ReasonNotAllowed)):
-				h.t.Errorf("the kernel alone, %s: %s: the guest gets %q, want %q", p.name, all[j].name, answer, want)
-			case got && !works[answer]:
-				h.t.Errorf("the kernel alone, %s: %s: the guest gets %q, and the world %v", p.name, all[j].name, answer, all[j].sees())
-			}
-		}
-	}
 }
 
 // confined looks at what a VM's process has of the host.

@@ -16,10 +16,13 @@ const (
 	gateway6 = "fd66:6b76:6d00::2"
 )
 
+// rst is what comes of a SYN to a public address, at a port of names.
+const rst = "rst/no_network rst/not_allowed rst/not_allowed synack"
+
 // asFrames are what only a program with raw sockets sends. Where nothing comes back nothing has to.
 func asFrames() []try {
 	frames := func(name, record, want string, all ...attempt.Frame) try {
-		return try{name: name, Attempt: attempt.Attempt{Kind: attempt.Frames, Frames: all}, record: record, want: want}
+		return try{name: name, Attempt: attempt.Attempt{Kind: attempt.Frames, Frames: all}, record: record, want: want, below: belowNames[want]}
 	}
 	raw := func(kind uint16, payload []byte) attempt.Frame {
 		return attempt.Frame{Source: attempt.Own, Destination: attempt.Gateway, Type: kind, Payload: payload}
@@ -44,7 +47,6 @@ func asFrames() []try {
 		return packet(attempt.Packet{To: to, Protocol: 6, Payload: syn(to, flags)})
 	}
 	const (
-		rst    = "rst/no_network rst/not_allowed rst/not_allowed synack"
 		other  = "icmp-3-13/protocol"
 		other6 = "icmp6-1-1/protocol"
 	)
