@@ -265,7 +265,7 @@ func (n *Net) Restore(data json.RawMessage) error {
 // next connection from a port that it has used in another life.
 func (n *Net) forget() {
 	n.relays.reset(n.life)
-	n.udp.each((*session).end)
+	n.udp.each((*session).close)
 	for _, e := range n.stack.RegisteredEndpoints() {
 		if e, ok := e.(*tcp.Endpoint); ok && e.EndpointState() != tcp.StateListen {
 			e.Abort()

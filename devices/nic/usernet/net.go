@@ -79,6 +79,8 @@ type Net struct {
 	ending  *nic.Ending
 	pings   chan struct{} // one for each echo request that may be on its way
 	buffers sync.Pool     // *[copyBuffer]byte
+	// datagrams has buffers for sessions.
+	datagrams datagramBuffers
 
 	rules atomic.Pointer[policy.Rules]
 	// connect opens the host's sockets, another way in tests.
@@ -202,7 +204,7 @@ func (n *Net) SetPolicy(r *policy.Rules) {
 	})
 	n.udp.each(func(s *session) {
 		if !s.inbound && !n.decide(&s.target).Allowed {
-			s.end()
+			s.close()
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
 	"github.com/forkvm/forkvm/devices/nic"
@@ -151,29 +152,44 @@ func (i *inboundSessions) get(from netip.AddrPort) *session {
 	return i.by[from]
 }
 
+// drop forgets a session, unless who sends has another one.
+func (i *inboundSessions) drop(from netip.AddrPort, s *session) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.by[from] == s {
+		delete(i.by, from)
+	}
+}
+
 func (n *Net) newInbound(c *net.UDPConn, from netip.AddrPort, port uint16, all *inboundSessions) *session {
-	local := tcpip.FullAddress{NIC: nicID, Addr: address(nic.Gateway4)}
-	guest, err := gonet.DialUDP(n.stack, &local, &tcpip.FullAddress{NIC: nicID, Addr: address(nic.Guest4), Port: port}, networkProtocol(nic.Guest4))
+	out, err := newOutlet(c, socketAddress(from))
 	if err != nil {
 		return nil
 	}
-	s := &session{inbound: true, guest: guest, server: &sender{UDPConn: c, to: from}}
+	var queue waiter.Queue
+	end, failed := n.stack.NewEndpoint(udp.ProtocolNumber, networkProtocol(nic.Guest4), &queue)
+	if failed != nil {
+		return nil
+	}
+	failed = end.Bind(tcpip.FullAddress{NIC: nicID, Addr: address(nic.Gateway4)})
+	if failed == nil {
+		failed = end.Connect(tcpip.FullAddress{NIC: nicID, Addr: address(nic.Guest4), Port: port})
+	}
+	if failed != nil {
+		end.Close()
+		return nil
+	}
+	s := &session{inbound: true, guest: gonet.NewUDPConn(&queue, end), end: end, out: out}
+	s.ended = func() {
+		n.udp.remove(s)
+		all.drop(from, s)
+	}
 	all.mu.Lock()
 	all.by[from] = s
 	all.mu.Unlock()
 	n.udp.add(s, n.rules.Load().Limits().Sessions)
 	n.expire(s)
-	if !n.start(func() {
-		n.outward(s)
-		all.mu.Lock()
-		defer all.mu.Unlock()
-		if all.by[from] == s {
-			delete(all.by, from)
-		}
-	}) {
-		s.end()
-		return nil
-	}
+	n.listen(s, &queue)
 	return s
 }
 
@@ -181,17 +197,8 @@ func (n *Net) newInbound(c *net.UDPConn, from netip.AddrPort, port uint16, all *
 func (n *Net) expire(s *session) {
 	idle := s.idle()
 	if idle >= n.config.SessionIdle || n.life.Err() != nil {
-		s.end()
+		s.close()
 		return
 	}
 	time.AfterFunc(n.config.SessionIdle-idle, func() { n.expire(s) })
 }
-
-// sender is one of those who send to a port of the host: the socket is not its own.
-type sender struct {
-	*net.UDPConn
-	to netip.AddrPort
-}
-
-func (s *sender) Write(p []byte) (int, error) { return s.WriteToUDPAddrPort(p, s.to) }
-func (s *sender) Close() error                { return nil }

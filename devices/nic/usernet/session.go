@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
@@ -14,17 +16,18 @@ import (
 	"github.com/forkvm/forkvm/devices/nic/policy"
 )
 
-// maxDatagram is the largest payload of UDP.
-const maxDatagram = 65507
-
 // session is a pair of UDP addresses of the guest and the host's socket that stands for it.
 type session struct {
 	target  policy.Target
 	inbound bool // somebody has sent to a published port: the policy has no say
 	guest   *gonet.UDPConn
-	server  net.Conn
+	end     tcpip.Endpoint // guest's
+	arrival waiter.Entry   // of a datagram there
+	server  net.Conn       // nil if the socket is not its own
+	out     outlet
 	last    atomic.Int64 // when a datagram passed, in nanoseconds
 	once    sync.Once
+	ended   func()
 }
 
 // sessions are all of a guest, the one that was made or used longest ago first.
@@ -56,7 +59,7 @@ func (s *sessions) shrink(limit int) {
 		oldest := s.order.Remove(s.order.Front()).(*session)
 		delete(s.place, oldest)
 		s.mu.Unlock()
-		oldest.end()
+		oldest.close()
 	}
 }
 
@@ -108,69 +111,114 @@ func (n *Net) datagram(request *udp.ForwarderRequest) bool {
 	if err != nil {
 		return false
 	}
+	out, err := newOutlet(server, nil)
+	if err != nil {
+		server.Close()
+		return false
+	}
 	var queue waiter.Queue
 	end, failed := request.CreateEndpoint(&queue)
 	if failed != nil {
 		server.Close()
 		return true
 	}
-	s := &session{target: t, guest: gonet.NewUDPConn(&queue, end), server: server}
+	s := &session{target: t, guest: gonet.NewUDPConn(&queue, end), end: end, server: server, out: out}
+	s.ended = func() { n.udp.remove(s) }
 	n.udp.add(s, n.rules.Load().Limits().Sessions)
-	if !n.start(func() { n.outward(s) }) || !n.start(func() { n.inward(s) }) {
-		s.end()
+	if !n.start(func() { n.inward(s) }) {
+		s.close()
+		return true
 	}
+	n.listen(s, &queue)
 	return true
 }
 
 // idle is how long no datagram has passed.
 func (s *session) idle() time.Duration { return time.Since(time.Unix(0, s.last.Load())) }
 
-// end closes both sides, for which the two goroutines wait.
-func (s *session) end() {
+// close closes both sides.
+func (s *session) close() {
 	s.once.Do(func() {
-		s.server.Close()
+		if s.server != nil {
+			s.server.Close()
+		}
 		s.guest.Close()
+		s.ended()
 	})
 }
 
-// outward moves datagrams of the guest.
+// listen has datagrams of the guest sent on as they come, the first of which is there.
+func (n *Net) listen(s *session, queue *waiter.Queue) {
+	s.arrival = waiter.NewFunctionEntry(waiter.ReadableEvents, func(waiter.EventMask) { n.outward(s) })
+	queue.EventRegister(&s.arrival)
+	n.outward(s)
+}
+
+// outward moves datagrams of the guest. Whoever brings one does it, which is as a rule the card: another goroutine would cost more than
+// all the rest.
 func (n *Net) outward(s *session) {
-	defer n.udp.remove(s)
-	defer s.end()
-	buffer := make([]byte, maxDatagram)
+	buffer := n.datagrams.get()
+	defer n.datagrams.put(buffer)
 	for {
-		k, err := s.guest.Read(buffer)
-		if err != nil {
+		w := tcpip.SliceWriter(buffer[:])
+		read, err := s.end.Read(&w, tcpip.ReadOptions{})
+		switch err.(type) {
+		case nil:
+		case *tcpip.ErrWouldBlock:
+			return
+		default:
+			n.start(s.close) // not here, where the stack may hold what that needs
 			return
 		}
 		n.udp.used(s)
-		// One that cannot be sent is lost, as datagrams may be.
-		if n.pass(&n.meters.sent, k) {
-			_, _ = s.server.Write(buffer[:k])
+		if n.pass(&n.meters.sent, read.Count) {
+			s.out.send(buffer[:read.Count])
 		}
 	}
 }
 
 // inward moves datagrams for the guest, and ends a session in which none passes either way.
 func (n *Net) inward(s *session) {
-	defer s.end()
-	buffer := make([]byte, maxDatagram)
+	defer s.close()
+	s.server.SetReadDeadline(time.Now().Add(n.config.SessionIdle))
 	for {
-		idle := s.idle()
-		if idle >= n.config.SessionIdle {
-			return
-		}
-		s.server.SetReadDeadline(time.Now().Add(n.config.SessionIdle - idle))
-		k, err := s.server.Read(buffer)
+		err := n.takeDatagram(s)
 		if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
-			continue
-		}
-		if err != nil {
+			idle := s.idle()
+			if idle >= n.config.SessionIdle {
+				return
+			}
+			s.server.SetReadDeadline(time.Now().Add(n.config.SessionIdle - idle))
+		} else if err != nil {
 			return
-		}
-		n.udp.used(s)
-		if n.pass(&n.meters.received, k) {
-			_, _ = s.guest.Write(buffer[:k]) // if there is room for it
 		}
 	}
+}
+
+// takeDatagram waits for a datagram and gives it to the guest, if there is room for it. Who waits has no buffer.
+func (n *Net) takeDatagram(s *session) error {
+	var buffer *datagramBuffer
+	var size int
+	var failed error
+	err := s.out.raw.Read(func(fd uintptr) bool {
+		buffer = n.datagrams.get()
+		size, failed = unix.Read(int(fd), buffer[:])
+		if failed == unix.EAGAIN {
+			n.datagrams.put(buffer)
+			buffer = nil
+		}
+		return failed != unix.EAGAIN
+	})
+	if buffer == nil {
+		return err
+	}
+	defer n.datagrams.put(buffer)
+	if failed != nil {
+		return failed
+	}
+	n.udp.used(s)
+	if n.pass(&n.meters.received, size) {
+		_, _ = s.guest.Write(buffer[:size])
+	}
+	return nil
 }
