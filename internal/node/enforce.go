@@ -96,7 +96,11 @@ func (d *draft) confine() error {
 	if d.enforce == EnforceUser {
 		return nil
 	}
-	regions, err := kernelPolicy(d.network.Policy, d.network.Resolvers)
+	rules, err := d.network.Policy.Compile()
+	if err != nil {
+		return failure.As(failure.InvalidArgument, err)
+	}
+	regions, err := kernelPolicy(rules, d.network.Resolvers)
 	if err != nil {
 		return err
 	}
@@ -122,11 +126,7 @@ func (d *draft) confine() error {
 }
 
 // kernelPolicy is what the kernel is to allow.
-func kernelPolicy(p policy.Policy, resolvers []netip.AddrPort) ([]policy.Region, error) {
-	rules, err := p.Compile()
-	if err != nil {
-		return nil, failure.As(failure.InvalidArgument, err)
-	}
+func kernelPolicy(rules *policy.Rules, resolvers []netip.AddrPort) ([]policy.Region, error) {
 	host, err := linux.HostAddresses()
 	if err != nil {
 		return nil, err
@@ -134,8 +134,8 @@ func kernelPolicy(p policy.Policy, resolvers []netip.AddrPort) ([]policy.Region,
 	return rules.Regions(policy.Surroundings{Host: host, Resolvers: resolvers}), nil
 }
 
-// setKernelPolicy replaces what the kernel allows the VM, if it enforces that.
-func (vm *VM) setKernelPolicy(p policy.Policy) error {
+// setKernelPolicy replaces what the kernel allows the VM, if it enforces that. The rules are the policy's.
+func (vm *VM) setKernelPolicy(p policy.Policy, rules *policy.Rules) error {
 	if vm.Backend() == BackendTap {
 		admitted, err := tapPolicy(p)
 		if err != nil {
@@ -147,7 +147,7 @@ func (vm *VM) setKernelPolicy(p policy.Policy) error {
 	if group == "" {
 		return nil
 	}
-	regions, err := kernelPolicy(p, hostResolvers(resolvPath))
+	regions, err := kernelPolicy(rules, hostResolvers(resolvPath))
 	if err == nil {
 		err = egress.SetPolicy(group, regions)
 	}

@@ -92,16 +92,17 @@ func (n *Node) command(networked bool) (command []string, program string, err er
 
 // SetNetwork replaces what the VM may reach, from now on: connections that are not allowed any more end.
 func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
-	if _, err := p.Compile(); err != nil {
+	rules, err := p.Compile()
+	if err != nil {
 		return failure.As(failure.InvalidArgument, err)
 	}
 	var refused journal.Refused // most of it by the policy before
-	err := vm.change(ctx, func(r *Record) error {
+	err = vm.change(ctx, func(r *Record) error {
 		if r.Network == nil {
 			return failure.New(failure.InvalidArgument, "vm %s has no network card", r.Name)
 		}
 		// The kernel first: what it has refused since then stays refused, whatever the VM's process answers.
-		if err := vm.setKernelPolicy(p); err != nil {
+		if err := vm.setKernelPolicy(p, rules); err != nil {
 			return err
 		}
 		r.Network = &p
