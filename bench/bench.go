@@ -47,7 +47,9 @@ type measurement struct {
 var measurements = []measurement{
 	{"create", (*bench).create},
 	{"ready", (*bench).ready},
+	{"rehearsed", (*bench).rehearsed},
 	{"fork", (*bench).fork},
+	{"fork_rehearsed", (*bench).forkRehearsed},
 	{"reset", (*bench).reset},
 	{"step", (*bench).step},
 	{"reward", (*bench).reward},

@@ -19,6 +19,7 @@ type limit struct {
 // Debian 6.12 guest, 2 GiB of RAM, all devices present.
 var budget = []limit{
 	{"create_ready", "create, ready process waiting, until the guest agent answers", CMS, 6, p99},
+	{"create_rehearsed", "create, process waiting that has rehearsed the snapshot, until the guest agent answers", CMS, 6, p99},
 	{"create_cold", "create from nothing, until the guest agent answers", CMS, 20, p99},
 	{"create_first_command", "create from nothing, until the first command has ended", CMS, 25, p99},
 	{"fork_pause", "fork: pause of the source, 1,000 pages dirtied", CMS, 3, highest},

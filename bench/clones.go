@@ -130,10 +130,12 @@ func (s *scene) hundred(ctx context.Context, snapshot string, n int, busy float6
 func held(vms []*node.VM) []float64 {
 	var samples []float64
 	for _, vm := range vms {
-		samples = append(samples, float64(linux.PrivateBytes(vm.PID))/(1<<20))
+		samples = append(samples, privateMiB(vm.PID))
 	}
 	return samples
 }
+
+func privateMiB(pid int) float64 { return float64(linux.PrivateBytes(pid)) / (1 << 20) }
 
 func answerAll(ctx context.Context, vms []*node.VM, w io.Writer) error {
 	for _, vm := range vms {

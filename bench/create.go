@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/forkvm/forkvm/internal/node"
@@ -34,11 +35,64 @@ func (b *bench) ready(ctx context.Context) error {
 	return nil
 }
 
+// rehearsed measures creates for which a process waits that has rehearsed the snapshot,
+// and what to have one costs.
+func (b *bench) rehearsed(ctx context.Context) error {
+	name, err := b.scene.snapshot(ctx, standardMemory)
+	if err != nil {
+		return err
+	}
+	var took []float64
+	wait := b.waitFor(ctx, node.Waiting{Count: 1, Snapshot: name})
+	c, err := b.createsFrom(ctx, name, b.config.Creates, node.Options{}, func() error {
+		begin := time.Now()
+		err := wait()
+		took = append(took, ms(time.Since(begin)-settle))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	b.row("create_rehearsed", CMS, c.ready)
+	b.row("rehearsed_first_command", CMS, c.command)
+	b.row("rehearsal", CMS, took)
+	b.phases = append(b.phases, c.course.breakdown("create, process waiting that has rehearsed"))
+	return b.rehearsedMemory(ctx, name)
+}
+
+// rehearsedMemory measures what processes hold that have rehearsed and wait, and what the
+// VMs do that they become.
+func (b *bench) rehearsedMemory(ctx context.Context, snapshot string) error {
+	const processes = 4
+	w := node.Waiting{Count: processes, Snapshot: snapshot}
+	if err := b.waitFor(ctx, w)(); err != nil {
+		return err
+	}
+	waiting, err := b.scene.node.WaitingProcesses()
+	if err != nil {
+		return err
+	}
+	var holding []float64
+	for _, r := range waiting {
+		holding = append(holding, privateMiB(r.PID))
+	}
+	b.row("rehearsed_private", MiB, holding)
+	vms, err := b.idle(ctx, snapshot, processes)
+	if err == nil {
+		b.row("rehearsed_clone_private", MiB, held(vms))
+	}
+	return errors.Join(err, remove(ctx, vms...))
+}
+
 // wait returns what has so many processes wait for VMs. They are all used before it is
 // called again.
 func (b *bench) wait(ctx context.Context, processes int) func() error {
+	return b.waitFor(ctx, node.Waiting{Count: processes, CPUs: 1})
+}
+
+func (b *bench) waitFor(ctx context.Context, w node.Waiting) func() error {
 	return func() error {
-		_, err := b.scene.node.Prepare(ctx, 1, processes)
+		_, err := b.scene.node.Prepare(ctx, w)
 		time.Sleep(settle)
 		return err
 	}

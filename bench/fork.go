@@ -41,20 +41,31 @@ func (b *bench) fork(ctx context.Context) error {
 // forkSixteen measures forks of 16, with a ready process waiting for each child and
 // with none.
 func (b *bench) forkSixteen(ctx context.Context) error {
-	for _, c := range []struct {
-		row, phases string
-		prepare     func() error
-	}{
-		{"fork16_child_cold", "child of a fork of 16", nil},
-		{"fork16_child", "child of a fork of 16, ready process waiting", b.wait(ctx, children)},
-	} {
-		f, err := b.forks(ctx, standardMemory, children, b.config.Rounds, c.prepare)
-		if err != nil {
-			return err
-		}
-		b.row(c.row, CMS, f.child)
-		b.phases = append(b.phases, f.executed.breakdown(c.phases+", by who executes", children*len(f.child)))
+	err := b.forkInto(ctx, "fork16_child_cold", "child of a fork of 16", nil)
+	if err != nil {
+		return err
 	}
+	return b.forkInto(ctx, "fork16_child", "child of a fork of 16, ready process waiting", b.wait(ctx, children))
+}
+
+// forkRehearsed measures them with processes waiting that have rehearsed the snapshot
+// from which the forked VM comes.
+func (b *bench) forkRehearsed(ctx context.Context) error {
+	name, err := b.scene.snapshot(ctx, standardMemory)
+	if err != nil {
+		return err
+	}
+	wait := b.waitFor(ctx, node.Waiting{Count: children, Snapshot: name})
+	return b.forkInto(ctx, "fork16_child_rehearsed", "child of a fork of 16, process waiting that has rehearsed", wait)
+}
+
+func (b *bench) forkInto(ctx context.Context, row, phases string, prepare func() error) error {
+	f, err := b.forks(ctx, standardMemory, children, b.config.Rounds, prepare)
+	if err != nil {
+		return err
+	}
+	b.row(row, CMS, f.child)
+	b.phases = append(b.phases, f.executed.breakdown(phases+", by who executes", children*len(f.child)))
 	return nil
 }
 

@@ -17,8 +17,8 @@ import (
 const verdict = "#!/bin/sh\necho 1 >/logs/verifier/reward.txt\n"
 
 // reward measures how long judging takes in both ways side by side, beyond what the
-// verifier takes itself: with two processes ready to become the machines, and from
-// nothing.
+// verifier takes itself: with two processes ready to become the machines, with two that
+// have rehearsed the snapshot, and from nothing.
 func (b *bench) reward(ctx context.Context) (err error) {
 	verifier, err := b.trivialVerifier()
 	if err != nil {
@@ -37,8 +37,14 @@ func (b *bench) reward(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	rehearsed, err := b.judgements(ctx, vm, verifier, b.waitFor(ctx, node.Waiting{Count: 2, Snapshot: vm.Record.Snapshot}))
+	if err != nil {
+		return err
+	}
 	b.row("reward_both", CMS, ready.beyond)
 	b.row("reward_cold", CMS, cold.beyond)
+	b.row("reward_rehearsed", CMS, rehearsed.beyond)
+	b.row("reward_rehearsed_machines", CMS, rehearsed.phases["machines"])
 	for _, name := range []string{"machines", "survey", "quiesce", "transplant", "verify"} {
 		b.row("reward_"+name, CMS, ready.phases[name])
 	}

@@ -87,7 +87,7 @@ func (s *scene) addImage(source string) error {
 
 // close ends what still runs or waits.
 func (s *scene) close(ctx context.Context) error {
-	_, failed := s.node.Prepare(ctx, 0, 0)
+	_, failed := s.node.Prepare(ctx, node.Waiting{})
 	vms, err := s.node.List()
 	errs := []error{failed, err}
 	for _, vm := range vms {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
+	"github.com/forkvm/forkvm/internal/testkit"
 )
 
 // waiting lists the records of the processes that wait.
@@ -161,31 +162,115 @@ func TestPreparedThatDoesNotFit(t *testing.T) {
 	}
 }
 
+// TestRehearsed: a VM of a process that has been one before is like any other.
+func TestRehearsed(t *testing.T) {
+	h := newHost(t, "")
+	usual := h.start("usual")
+	h.prepare("3", "--snapshot", "base")
+	fast, second := h.start("fast"), h.start("second")
+	if !h.began(usual) || h.began(fast) || h.began(second) || len(h.waiting()) != 1 {
+		t.Errorf("the processes that waited were not used: %d wait", len(h.waiting()))
+	}
+	if got, want := h.facts(fast), h.facts(usual); got != want {
+		t.Errorf("with a process that has rehearsed:\n%s\nwithout:\n%s", got, want)
+	}
+	own := "cat /proc/sys/kernel/random/boot_id /etc/machine-id /run/forkvm/generation; hostname; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' '"
+	seen := map[string]bool{}
+	for _, name := range []string{"usual", "fast", "second"} {
+		for _, line := range strings.Fields(h.sh(name, own)) {
+			if seen[line] {
+				t.Errorf("%s has %s, as another VM", name, line)
+			}
+			seen[line] = true
+		}
+	}
+	h.must("reset", "fast")
+	if got := h.sh("fast", "hostname; ls -A /root"); got != "fast" {
+		t.Errorf("behind a reset: %q", got)
+	}
+
+	// Children of its VMs can be made of it.
+	h.sh("fast", "echo step > /root/step")
+	h.must("fork", slowly, "fast", "--name", "child")
+	if h.began(h.inspect("child")) || len(h.waiting()) != 0 || h.sh("child", "hostname; cat /root/step") != "child\nstep" {
+		t.Error("the child has not used it, or is not what it should be")
+	}
+	h.must("rm", "-f", "child")
+	h.prepare("1", "--snapshot", "base")
+
+	// It is for no other snapshot, and a name that is taken does not use it up.
+	h.must("snapshot", "fast", "other")
+	h.must("create", slowly, "--snapshot", "other", "--name", "another")
+	h.refused("vm_exists", "create", "--snapshot", "base", "--name", "fast")
+	left := h.waiting()
+	if !h.began(h.inspect("another")) || len(left) != 1 {
+		t.Errorf("%d wait", len(left))
+	}
+	if err := syscall.Kill(left[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	h.gone(left[0].PID)
+	if v := h.start("third"); !h.began(v) {
+		t.Error("used a dead process")
+	}
+
+	left = h.prepare("1", "--snapshot", "other")
+	h.must("snapshot", "rm", "other")
+	h.gone(left[0].PID)
+	if entries, err := os.ReadDir(filepath.Join(h.run, "waiting")); err != nil || len(entries) != 0 {
+		t.Errorf("%d directories are left, %v", len(entries), err)
+	}
+	h.refused("snapshot_not_found", "prepare", "--snapshot", "other")
+}
+
+// A disk that is full while a life is rehearsed is an error of prepare.
+func TestRehearsalOnAFullDisk(t *testing.T) {
+	testkit.Long(t)
+	data := smallDisk(t)
+	h := newHost(t, data)
+	h.must("create", slowly, "--name", "writer", "--memory", guestMemory, h.image("disk"))
+	h.sh("writer", "(while :; do dd if=/dev/urandom of=/root/busy bs=4k count=1 conv=fsync; done) </dev/null >/dev/null 2>&1 &")
+	h.must("snapshot", "writer", "busy")
+	h.must("rm", "-f", "writer")
+	filler := filepath.Join(data, "filler")
+	fill(t, filler, 0)
+	h.refused("no_space", "prepare", "--snapshot", "busy")
+	if waiting := h.waiting(); len(waiting) != 0 {
+		t.Errorf("%d wait", len(waiting))
+	}
+	if err := os.Remove(filler); err != nil {
+		t.Fatal(err)
+	}
+	h.prepare("1", "--snapshot", "busy")
+	h.prepare("0")
+}
+
 // A prepare that is killed leaves processes that can be used, or none.
 func TestPrepareIsKilled(t *testing.T) {
 	h := newHost(t, "")
-	h.base()
-	for _, after := range []time.Duration{5 * time.Millisecond, 40 * time.Millisecond, 80 * time.Millisecond} {
-		cmd := h.command(context.Background(), "prepare", "--count", "20")
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
+	for _, flags := range [][]string{nil, {"--snapshot", h.base()}} {
+		for _, after := range []time.Duration{5 * time.Millisecond, 40 * time.Millisecond, 80 * time.Millisecond} {
+			cmd := h.command(context.Background(), append([]string{"prepare", "--count", "20"}, flags...)...)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(after)
+			cmd.Process.Kill()
+			cmd.Wait()
 		}
-		time.Sleep(after)
-		cmd.Process.Kill()
-		cmd.Wait()
-	}
-	h.start("after")
-	pids := h.waiting()
-	h.prepare("0")
-	for _, r := range pids {
-		h.gone(r.PID)
-	}
-	// A process that was just being started when its maker was killed may have a lock for a moment.
-	h.eventually("nothing is left", func() bool {
+		h.must("rm", "-f", h.start("after").ID)
+		pids := h.waiting()
 		h.prepare("0")
-		entries, err := os.ReadDir(filepath.Join(h.run, "waiting"))
-		return err == nil && len(entries) == 0
-	})
+		for _, r := range pids {
+			h.gone(r.PID)
+		}
+		// A process that was just being started when its maker was killed may have a lock for a moment.
+		h.eventually("nothing is left", func() bool {
+			h.prepare("0")
+			entries, err := os.ReadDir(filepath.Join(h.run, "waiting"))
+			return err == nil && len(entries) == 0
+		})
+	}
 }
 
 // gone waits for the end of a process.

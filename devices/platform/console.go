@@ -31,6 +31,12 @@ func (c *Console) put(value byte) {
 	c.total++
 }
 
+func (c *Console) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ring, c.total = nil, 0
+}
+
 // Total returns how many bytes the guest printed so far.
 func (c *Console) Total() uint64 {
 	c.mu.Lock()

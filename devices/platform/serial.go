@@ -93,12 +93,26 @@ func (s *Serial) ID() string { return s.id }
 // Console returns the ring that keeps the newest output.
 func (s *Serial) Console() *Console { return &s.console }
 
+// Begin forgets what was printed, and gives what is printed from now on to output, of a console that was made with none.
+// It is for a paused device.
+func (s *Serial) Begin(output io.Writer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.console.clear()
+	if output != nil && s.output == nil {
+		s.output = newOutput(output)
+	}
+}
+
 // Dropped returns how many bytes of output never reached Config.Output, and the last error it returned.
 func (s *Serial) Dropped() (bytes uint64, last error) {
-	if s.output == nil {
+	s.mu.Lock()
+	output := s.output
+	s.mu.Unlock()
+	if output == nil {
 		return 0, nil
 	}
-	return s.output.lost()
+	return output.lost()
 }
 
 // Register puts the device on a port bus at SerialPort.

@@ -264,6 +264,24 @@ func TestOutput(t *testing.T) {
 	}
 }
 
+// What was printed before the console begins is nobody's.
+func TestBegin(t *testing.T) {
+	w := &writer{}
+	p := newPort(t, SerialConfig{})
+	p.out(0, 'a')
+	p.s.Begin(w)
+	if n := p.s.Console().Total(); n != 0 {
+		t.Errorf("the console has %d bytes", n)
+	}
+	p.out(0, 'b')
+	if err := p.s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := string(p.s.Console().Bytes()); got != "b" || w.got.String() != "b" {
+		t.Errorf("the console has %q, the output %q", got, w.got.String())
+	}
+}
+
 // F4: an output that blocks or fails costs the guest nothing and the host little; the newest bytes survive.
 func TestSlowOutput(t *testing.T) {
 	w := &writer{block: make(chan struct{})}

@@ -93,16 +93,23 @@ func (m *memoryLayers) reset(mem *memory.Memory) error {
 	return errors.Join(err, m.dropCut())
 }
 
-// resetTo bases memory on the layers of a checkpoint, which it takes over.
+// resetTo bases memory on the layers of a checkpoint, which it takes over, and on its
+// huge pages.
 func (m *memoryLayers) resetTo(mem *memory.Memory, c *Checkpoint) error {
-	next := memoryLayers{sealed: c.Memory}
+	next := memoryLayers{sealed: c.Memory, origin: len(c.Memory), units: m.units}
+	if c.HugePages != nil && c.HugePages.fits(next.origin, next.units) {
+		next.huge = c.HugePages
+	}
 	if err := mem.ResetTo(next.mappable()); err != nil {
 		return err
 	}
-	old := m.sealed
-	m.sealed, m.origin = c.Memory, len(c.Memory)
 	c.Memory = nil
-	return errors.Join(closeLayers(old...), m.dropHuge(), m.dropCut())
+	if next.huge != nil {
+		c.HugePages = nil
+	}
+	err := m.Close()
+	*m = next
+	return err
 }
 
 // dropCut lets go of layers that were never sealed.

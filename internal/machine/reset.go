@@ -92,11 +92,11 @@ func (m *Machine) checkTarget(t *Target) error {
 	if t.To.State == nil {
 		return errors.New("target has no state")
 	}
-	return m.shape.compatible(t.To.Shape)
+	return m.shape.Compatible(t.To.Shape)
 }
 
-// compatible says what keeps a machine of shape s from becoming one of shape o.
-func (s Shape) compatible(o Shape) error {
+// Compatible says what keeps a machine of shape s from becoming one of shape o.
+func (s Shape) Compatible(o Shape) error {
 	switch {
 	case s.CPUs != o.CPUs:
 		return &ShapeError{fmt.Sprintf("it has %d vCPUs, the machine %d", o.CPUs, s.CPUs)}
@@ -121,10 +121,16 @@ func (e *ShapeError) Error() string { return "target does not fit: " + e.Reason 
 // vCPUs, controllers and devices, whose queues are in memory, and last the new
 // generation, whose interrupt no other state may overwrite.
 func (m *Machine) rewind(t *Target, timeline *Timeline) error {
-	generation, err := t.Identity.GenerationID()
-	if err != nil {
+	if err := m.rewindContents(t, timeline); err != nil {
 		return err
 	}
+	return m.rewindState(t.Identity, timeline)
+}
+
+// rewindContents is the part of rewind that takes the longer the more the guest has
+// done.
+func (m *Machine) rewindContents(t *Target, timeline *Timeline) error {
+	var err error
 	if t.To != nil {
 		err = m.layers.resetTo(m.memory, t.To)
 	} else {
@@ -142,6 +148,15 @@ func (m *Machine) rewind(t *Target, timeline *Timeline) error {
 	timeline.End(PhaseDisks)
 	if t.To != nil {
 		m.origin = t.To.State
+	}
+	return nil
+}
+
+// rewindState is the part of rewind from which on the guest's clock counts.
+func (m *Machine) rewindState(id Identity, timeline *Timeline) error {
+	generation, err := id.GenerationID()
+	if err != nil {
+		return err
 	}
 	if err := m.Machine.Reset(m.origin); err != nil {
 		return err

@@ -98,19 +98,27 @@ func FromStore(ctx context.Context, st *store.Store, name string, verify bool) (
 	c := &Checkpoint{
 		State:  s.State,
 		Memory: s.Memory,
-		Shape: Shape{
-			CPUs:        m.Guest.CPUs,
-			MemoryBytes: m.Guest.MemoryBytes,
-			Kernel:      m.Guest.Kernel,
-			CommandLine: m.Guest.CommandLine,
-			Image:       m.Image,
-			GuestAgent:  m.Guest.GuestAgent,
-			NetworkMTU:  m.Guest.NetworkMTU,
-		},
+		Shape:  ShapeOf(m),
 	}
 	for _, d := range s.Disks {
-		c.Shape.Disks = append(c.Shape.Disks, DiskShape{Name: d.ID, Size: d.Size, ReadOnly: d.ReadOnly})
 		c.Disks = append(c.Disks, d.Layers)
 	}
 	return c, m, nil
+}
+
+// ShapeOf is what guests of a snapshot see.
+func ShapeOf(m *snapshot.Manifest) Shape {
+	shape := Shape{
+		CPUs:        m.Guest.CPUs,
+		MemoryBytes: m.Guest.MemoryBytes,
+		Kernel:      m.Guest.Kernel,
+		CommandLine: m.Guest.CommandLine,
+		Image:       m.Image,
+		GuestAgent:  m.Guest.GuestAgent,
+		NetworkMTU:  m.Guest.NetworkMTU,
+	}
+	for _, d := range m.Disks {
+		shape.Disks = append(shape.Disks, DiskShape{Name: d.ID, Size: d.Size, ReadOnly: d.ReadOnly})
+	}
+	return shape
 }

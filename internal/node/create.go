@@ -146,9 +146,12 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 	if err != nil {
 		return nil, err
 	}
-	checkpoint, manifest, err := machine.FromStore(ctx, n.store, snapshotName, o.Verify)
+	if vm, err := n.perform(ctx, course, snapshotName, o); vm != nil || err != nil {
+		return vm, err
+	}
+	checkpoint, manifest, err := n.openForClone(ctx, snapshotName, o.Verify)
 	if err != nil {
-		return nil, snapshotFailure(err)
+		return nil, err
 	}
 	defer checkpoint.Close()
 	release, err := n.admit(o.demand(1, checkpoint.Shape.MemoryBytes))
@@ -156,21 +159,32 @@ func (n *Node) Restore(ctx context.Context, snapshotName string, o Options) (*VM
 		return nil, err
 	}
 	defer release()
-	checkpoint.WorkingSet = n.store.WorkingSet(manifest)
-	checkpoint.HugePages = n.hugePages(manifest, checkpoint)
 	if o.judges != nil {
 		checkpoint.UseJudgingSet(n.store, manifest, true)
 	}
 	course.End(phaseSnapshot)
-	return n.launch(ctx, o, plan{
-		course:     course,
-		checkpoint: checkpoint,
-		origin: func(r *Record) {
-			r.Snapshot, r.Image = manifest.Name, manifest.Image
-			r.Standing = standingOn(manifest)
-		},
-		created: createdFrom(manifest),
-	})
+	l := planOf(course, manifest)
+	l.checkpoint = checkpoint
+	return n.launch(ctx, o, l)
+}
+
+// openForClone opens a snapshot, and what makes its clones faster.
+func (n *Node) openForClone(ctx context.Context, name string, verify bool) (*machine.Checkpoint, *snapshot.Manifest, error) {
+	checkpoint, manifest, err := machine.FromStore(ctx, n.store, name, verify)
+	if err != nil {
+		return nil, nil, snapshotFailure(err)
+	}
+	checkpoint.WorkingSet = n.store.WorkingSet(manifest)
+	checkpoint.HugePages = n.hugePages(manifest, checkpoint)
+	return checkpoint, manifest, nil
+}
+
+// planOf is that of a clone of a snapshot, without the checkpoint.
+func planOf(course course, m *snapshot.Manifest) plan {
+	return plan{course: course, created: createdFrom(m), origin: func(r *Record) {
+		r.Snapshot, r.Image = m.Name, m.Image
+		r.Standing = standingOn(m)
+	}}
 }
 
 // createdFrom is what the journals of the snapshot's VMs say of it.
@@ -213,6 +227,7 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 	if len(options) == 1 && options[0].judges != nil && parent.Record.Snapshot == options[0].judges.Name {
 		checkpoint.UseJudgingSet(n.store, options[0].judges, false)
 	}
+	rehearsed := parent.rehearsedAs()
 	course.End(phaseCheckpoint)
 	children := make([]Child, len(options))
 	done := make(chan struct{})
@@ -239,7 +254,8 @@ func (n *Node) Fork(ctx context.Context, parent *VM, options []Options) ([]Child
 					r.ParentPauseMS = milliseconds(checkpoint.Pause)
 					r.Standing = parent.Standing
 				},
-				created: created,
+				created:   created,
+				rehearsed: rehearsed,
 			})
 			done <- struct{}{}
 		}()
@@ -325,6 +341,8 @@ type plan struct {
 	kernel     *machine.Kernel     // borrowed; nil for a clone
 	origin     func(*Record)
 	created    journal.Created // what it began from, for its journal
+	// rehearsed is the ID of a snapshot from which it is not far; empty if there is none.
+	rehearsed string
 }
 
 // launch makes the VM's directory and process. It leaves nothing behind when it
@@ -339,20 +357,31 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		return nil, failure.As(failure.Internal, err)
 	}
 	defer linux.CloseFiles(tops...)
-	d, err := n.draft(ctx, o, l.checkpoint.Shape)
+	d, err := n.draft(ctx, o, l)
 	if err != nil {
 		return nil, err
 	}
 	d.record.Shape = l.checkpoint.Shape
+	if network != nil {
+		d.record.Network, d.record.Ports = &network.Policy, network.Ports
+		d.network, d.enforce, d.backend = network, o.Enforce, o.Backend
+	}
+	config := process.StartConfig{Checkpoint: l.checkpoint, Tops: tops, Network: network}
+	if l.kernel != nil {
+		config.Kernel, config.Initrd = l.kernel.Image, l.kernel.Initrd
+	}
+	return d.begin(ctx, o, l, config)
+}
+
+// begin makes the draft's process a VM, and leaves nothing of it when it fails. What is
+// the VM's own is added to the configuration.
+func (d *draft) begin(ctx context.Context, o Options, l plan, config process.StartConfig) (*VM, error) {
+	var err error
 	if o.Attached && o.Passing {
 		if d.record.Owner, err = thisProcess(); err != nil {
 			d.abandon()
 			return nil, err
 		}
-	}
-	if network != nil {
-		d.record.Network, d.record.Ports = &network.Policy, network.Ports
-		d.network, d.enforce, d.backend = network, o.Enforce, o.Backend
 	}
 	d.record.Identity = machine.NewIdentity(d.record.Name, o.Time)
 	l.origin(&d.record)
@@ -361,21 +390,11 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		d.abandon()
 		return nil, err
 	}
-	config := process.StartConfig{
-		Checkpoint:   l.checkpoint,
-		Tops:         tops,
-		Identity:     d.record.Identity,
-		Network:      network,
-		ReadyTimeout: o.ReadyTimeout,
-		Attached:     o.Attached,
-	}
-	if l.kernel != nil {
-		config.Kernel, config.Initrd = l.kernel.Image, l.kernel.Initrd
-	}
+	config.Identity, config.ReadyTimeout, config.Attached = d.record.Identity, o.ReadyTimeout, o.Attached
 	l.course.End(phaseDirectory)
 	started, err := d.start(ctx, config)
 	if err == nil {
-		n.prove()
+		d.node.prove()
 		var vm *VM
 		if vm, err = d.finish(started, l.course.phases(started)); err == nil {
 			return vm, nil

@@ -63,6 +63,9 @@ type Record struct {
 	HostBoot string `json:"host_boot_id"`
 	// Program is which build of the program the process runs.
 	Program string `json:"program,omitempty"`
+	// Rehearsed is the ID of the snapshot that a process waits for, empty if it waits for
+	// any VM or is one.
+	Rehearsed string `json:"rehearsed,omitempty"`
 	// Owner is the process that the VM is gone with, nil if it stays.
 	Owner *Owner `json:"owner,omitempty"`
 
@@ -139,7 +142,7 @@ func (n *Node) newDraft(name string) (*draft, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	d, err := n.newDirectory(n.vmsDir(), id)
+	d, err := n.newDirectory(filepath.Join(n.vmsDir(), id), id)
 	if err != nil {
 		return nil, err
 	}
@@ -151,14 +154,14 @@ func (n *Node) newDraft(name string) (*draft, error) {
 	return d, nil
 }
 
-// newDirectory makes a draft's directory in parent, which is of VMs or of
-// processes that wait to become one.
-func (n *Node) newDirectory(parent, id string) (*draft, error) {
+// newDirectory makes a draft's directory, among those of VMs or of processes that wait
+// to become one.
+func (n *Node) newDirectory(dir, id string) (*draft, error) {
 	boot, err := linux.BootID()
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
 	}
-	d := &draft{node: n, dir: filepath.Join(parent, id), record: Record{
+	d := &draft{node: n, dir: dir, record: Record{
 		Schema:   RecordSchema,
 		ID:       id,
 		HostBoot: boot,
@@ -456,7 +459,7 @@ func (n *Node) sweep(dir string) {
 		os.RemoveAll(n.rollout(r.ID).dir)
 		os.RemoveAll(dir)
 	case err == nil && r.Name == "":
-		os.Rename(dir, filepath.Join(n.waitingDir(), r.ID))
+		os.Rename(dir, n.waitingPath(r))
 	}
 }
 

@@ -179,22 +179,28 @@ func (n *Node) DiffSnapshots(ctx context.Context, a, b string) (*store.Differenc
 	return d, nil
 }
 
-// RemoveSnapshot removes a snapshot. VMs and snapshots made from it go on.
+// RemoveSnapshot removes a snapshot. VMs and snapshots made from it go on; processes that
+// wait for VMs of it end.
 func (n *Node) RemoveSnapshot(name string) error {
 	name, err := n.snapshotName(name)
 	if err != nil {
 		return err
 	}
-	// Those of one that is too damaged to say its id go when others are made.
-	if m, err := n.store.Stat(name); err == nil {
-		if err := n.dropHuge(m.ID); err != nil {
-			return failure.As(failure.Internal, fmt.Errorf("remove snapshot (%s): %w", name, err))
-		}
+	// What there is of one that is too damaged to say its id goes when others are made.
+	m, unknown := n.store.Stat(name)
+	if unknown == nil {
+		err = n.dropHuge(m.ID)
+	}
+	if err != nil {
+		return failure.As(failure.Internal, fmt.Errorf("remove snapshot (%s): %w", name, err))
 	}
 	if err := n.store.Remove(name); err != nil {
 		return snapshotFailure(err)
 	}
-	return nil
+	if unknown == nil {
+		err = n.endRehearsed(m)
+	}
+	return err
 }
 
 // damaged reports whether bytes at rest are not what they should be.

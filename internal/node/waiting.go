@@ -16,46 +16,70 @@ import (
 
 // Processes that wait to become VMs have directories like those of VMs, apart from
 // them. Such a directory is a draft that its maker has let go of: its record has
-// the process and the number of vCPUs, its lock is free. Whoever takes the lock
-// and moves the directory to those of the VMs goes on with the draft.
+// the process and the number of vCPUs, or all of the shape and the snapshot that it has
+// rehearsed; its lock is free. Whoever takes the lock and moves the directory to those
+// of the VMs goes on with the draft.
 
-// Prepare brings the number of processes that wait for a VM with this many vCPUs
-// to count, and returns how many there are. With a count of 0 and no vCPUs it ends
-// all that wait, for whatever number. Processes that cannot be used any more are
-// removed.
-func (n *Node) Prepare(ctx context.Context, cpus, count int) (int, error) {
-	waiting, err := n.waiting()
+// Waiting says for what how many processes are to wait.
+type Waiting struct {
+	// Count is how many wait afterwards.
+	Count int
+	// CPUs is how many vCPUs the VMs have. 0 is for a snapshot, and for a count of 0,
+	// which ends all that wait then, for whatever.
+	CPUs int
+	// Snapshot is what the VMs are made of. Empty: any VM.
+	Snapshot string
+}
+
+// Prepare brings the number of processes that wait for such a VM to the count, and
+// returns how many there are. Processes that cannot be used any more are removed.
+func (n *Node) Prepare(ctx context.Context, w Waiting) (int, error) {
+	like := Record{Shape: machine.Shape{CPUs: w.CPUs}}
+	if w.Snapshot != "" {
+		m, err := n.rehearsable(w.Snapshot)
+		if err != nil {
+			return 0, err
+		}
+		like.Rehearsed, like.Snapshot, like.Shape = m.ID, m.Name, machine.ShapeOf(m)
+	}
+	waiting, err := n.WaitingProcesses()
 	if err != nil {
 		return 0, err
 	}
 	have := 0
 	for _, r := range waiting {
 		switch {
-		case r.Program != n.program || cpus == 0:
+		case r.Program != n.program || like.Shape.CPUs == 0 || n.isOrphaned(r):
 			n.endWaiting(r)
-		case r.Shape.CPUs == cpus:
-			if have++; have > count {
+		case r.Rehearsed == like.Rehearsed && r.Snapshot == like.Snapshot && r.Shape.CPUs == like.Shape.CPUs:
+			if have++; have > w.Count {
 				n.endWaiting(r)
 			}
 		}
 	}
-	have = min(have, count)
-	for ; have < count; have++ {
-		if err := n.prepareOne(ctx, cpus); err != nil {
+	have = min(have, w.Count)
+	for ; have < w.Count; have++ {
+		if err := n.prepareOne(ctx, like); err != nil {
 			return have, failure.As(failure.Internal, fmt.Errorf("prepare a process for a vm: %w", err))
 		}
 	}
 	return have, nil
 }
 
-func (n *Node) prepareOne(ctx context.Context, cpus int) error {
-	d, err := n.newDirectory(n.waitingDir(), newID())
+// prepareOne makes one more process wait, of which the record will say what this one says.
+func (n *Node) prepareOne(ctx context.Context, like Record) error {
+	like.ID = newID()
+	d, err := n.newDirectory(n.waitingPath(&like), like.ID)
 	if err != nil {
 		return err
 	}
-	d.record.Shape.CPUs = cpus
-	if err = d.prepare(cpus, 0); err == nil {
-		err = d.prepared.Detach(ctx)
+	d.record.Shape, d.record.Rehearsed, d.record.Snapshot = like.Shape, like.Rehearsed, like.Snapshot
+	if err = d.prepare(like.Shape.CPUs, 0); err == nil {
+		if like.Rehearsed == "" {
+			err = d.prepared.Detach(ctx)
+		} else {
+			err = d.rehearse(ctx)
+		}
 	}
 	if err != nil {
 		d.abandon()
@@ -64,9 +88,24 @@ func (n *Node) prepareOne(ctx context.Context, cpus int) error {
 	return d.lock.Close()
 }
 
-// waiting lists the records of the processes that wait, and removes what is left
+// kind ends the names of directories of processes that have rehearsed, so that who looks
+// for those of one snapshot reads few other records. Paths of sockets have no room for
+// more.
+func kind(rehearsed string) string {
+	if rehearsed == "" {
+		return ""
+	}
+	return "-" + rehearsed[:2]
+}
+
+// waitingPath is the directory of a process that waits.
+func (n *Node) waitingPath(r *Record) string {
+	return filepath.Join(n.waitingDir(), r.ID+kind(r.Rehearsed))
+}
+
+// WaitingProcesses lists the records of the processes that wait, and removes what is left
 // of those that do not any more.
-func (n *Node) waiting() ([]*Record, error) {
+func (n *Node) WaitingProcesses() ([]*Record, error) {
 	entries, err := os.ReadDir(n.waitingDir())
 	if err != nil {
 		return nil, failure.As(failure.Internal, fmt.Errorf("list waiting processes: %w", err))
@@ -101,7 +140,7 @@ func (n *Node) endWaiting(r *Record) {
 // takeOver locks a waiting process's directory and makes it a VM's. It returns
 // nil if somebody else was faster.
 func (n *Node) takeOver(r *Record) *draft {
-	d := &draft{node: n, record: *r, dir: filepath.Join(n.waitingDir(), r.ID)}
+	d := &draft{node: n, record: *r, dir: n.waitingPath(r)}
 	if d.acquire(0) != nil {
 		return nil
 	}
@@ -116,18 +155,36 @@ func (n *Node) takeOver(r *Record) *draft {
 
 // handBack makes the directory one of a waiting process again.
 func (d *draft) handBack() {
-	if os.Rename(d.dir, filepath.Join(d.node.waitingDir(), d.record.ID)) != nil {
+	if os.Rename(d.dir, d.node.waitingPath(&d.record)) != nil {
 		d.abandon()
 		return
 	}
 	d.lock.Close()
 }
 
-// draft begins a VM, with a process that waits if there is one that fits.
-func (n *Node) draft(ctx context.Context, o Options, shape machine.Shape) (*draft, error) {
+// draft begins a VM, with a process that waits if there is one that fits: best one that
+// has rehearsed what the VM begins near.
+func (n *Node) draft(ctx context.Context, o Options, l plan) (*draft, error) {
+	shape := l.checkpoint.Shape
 	if shape.NetworkMTU != 0 { // those that wait have no network
 		return n.newDraft(o.Name)
 	}
+	if l.rehearsed != "" {
+		fits := func(r *Record) bool { return r.Rehearsed == l.rehearsed && r.Shape.Compatible(shape) == nil }
+		if d, err := n.adoptAny(ctx, o, l.rehearsed, shape.MemoryBytes, fits); d != nil || err != nil {
+			return d, err
+		}
+	}
+	fits := func(r *Record) bool { return r.Shape.CPUs == shape.CPUs }
+	if d, err := n.adoptAny(ctx, o, "", shape.MemoryBytes, fits); d != nil || err != nil {
+		return d, err
+	}
+	return n.newDraft(o.Name)
+}
+
+// adoptAny goes on with the draft of a waiting process that fits, of those that have
+// rehearsed a snapshot or of those for any VM. It returns nil if there is none.
+func (n *Node) adoptAny(ctx context.Context, o Options, rehearsed string, ram uint64, fits func(*Record) bool) (*draft, error) {
 	entries, err := os.ReadDir(n.waitingDir())
 	if err != nil {
 		return nil, failure.As(failure.Internal, err)
@@ -138,15 +195,19 @@ func (n *Node) draft(ctx context.Context, o Options, shape machine.Shape) (*draf
 		first = rand.IntN(len(entries))
 	}
 	for i := range entries {
-		r, err := readRecord(filepath.Join(n.waitingDir(), entries[(first+i)%len(entries)].Name()))
-		if err != nil || r.Shape.CPUs != shape.CPUs || r.Program != n.program || !roomWhereItWaits(r.PID, o, shape.MemoryBytes) {
+		name := entries[(first+i)%len(entries)].Name()
+		if len(name) < 2*idBytes || name[2*idBytes:] != kind(rehearsed) {
+			continue
+		}
+		r, err := readRecord(filepath.Join(n.waitingDir(), name))
+		if err != nil || r.Program != n.program || !fits(r) || !roomWhereItWaits(r.PID, o, ram) {
 			continue
 		}
 		if d, err := n.adopt(ctx, r, o.Name); d != nil || err != nil {
 			return d, err
 		}
 	}
-	return n.newDraft(o.Name)
+	return nil, nil
 }
 
 // adopt goes on with the draft of a waiting process. It returns nil if that is
@@ -166,7 +227,7 @@ func (n *Node) adopt(ctx context.Context, r *Record, name string) (*draft, error
 		d.handBack()
 		return nil, err
 	}
-	d.record.Name, d.record.Created = name, time.Now().UTC()
+	d.record.Name, d.record.Created, d.record.Rehearsed = name, time.Now().UTC(), ""
 	var err error
 	if d.prepared, err = process.Adopt(ctx, d.dir, r.PID, r.Started); err != nil {
 		d.abandon() // it has died while it waited

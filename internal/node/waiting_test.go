@@ -14,17 +14,26 @@ import (
 // wait makes a waiting process of one that only sleeps.
 func wait(t *testing.T, n *Node, cpus int, p *linux.Process) *Record {
 	t.Helper()
-	d, err := n.newDirectory(n.waitingDir(), newID())
+	return waitLike(t, n, Record{Shape: machine.Shape{CPUs: cpus}}, p)
+}
+
+// waitLike is wait for a process that is to be recorded like this.
+func waitLike(t *testing.T, n *Node, like Record, p *linux.Process) *Record {
+	t.Helper()
+	like.ID = newID()
+	d, err := n.newDirectory(n.waitingPath(&like), like.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.record.Shape.CPUs = cpus
+	d.record.Shape, d.record.Rehearsed, d.record.Snapshot = like.Shape, like.Rehearsed, like.Snapshot
 	if err := d.launched(p); err != nil {
 		t.Fatal(err)
 	}
 	d.lock.Close()
 	return &d.record
 }
+
+func planFor(s machine.Shape) plan { return plan{checkpoint: &machine.Checkpoint{Shape: s}} }
 
 func count(t *testing.T, dir string) int {
 	t.Helper()
@@ -54,7 +63,7 @@ func TestHalfAdoptedProcessWaitsAgain(t *testing.T) {
 	if vms, err := n.List(); err != nil || len(vms) != 0 {
 		t.Errorf("%d vms are listed, %v", len(vms), err)
 	}
-	if waiting, err := n.waiting(); err != nil || len(waiting) != 1 || waiting[0].ID != r.ID {
+	if waiting, err := n.WaitingProcesses(); err != nil || len(waiting) != 1 || waiting[0].ID != r.ID {
 		t.Errorf("%v wait, %v", waiting, err)
 	}
 }
@@ -67,7 +76,7 @@ func TestPrepareEndsWhatIsTooMuch(t *testing.T) {
 				wait(t, n, cpus, running(t))
 			}
 		}
-		if have, err := n.Prepare(context.Background(), c.cpus, c.count); err != nil || have != c.count {
+		if have, err := n.Prepare(context.Background(), Waiting{Count: c.count, CPUs: c.cpus}); err != nil || have != c.count {
 			t.Errorf("%d wait, %v", have, err)
 		}
 		if left := count(t, n.waitingDir()); left != c.left {
@@ -93,7 +102,7 @@ func TestDeadAndForeignWaitingProcesses(t *testing.T) {
 	if err := other.write(filepath.Join(n.waitingDir(), other.ID)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Prepare(context.Background(), 1, 0); err != nil {
+	if _, err := n.Prepare(context.Background(), Waiting{CPUs: 1}); err != nil {
 		t.Error(err)
 	}
 	if left := count(t, n.waitingDir()); left != 0 {
@@ -114,7 +123,7 @@ func TestDeadAndForeignWaitingProcesses(t *testing.T) {
 func TestDraftWithoutTheWaiting(t *testing.T) {
 	n := open(t)
 	wait(t, n, 1, running(t))
-	d, err := n.draft(context.Background(), Options{Name: "web"}, machine.Shape{CPUs: 1})
+	d, err := n.draft(context.Background(), Options{Name: "web"}, planFor(machine.Shape{CPUs: 1}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +142,7 @@ func TestSweptWhileItIsMade(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(n.waitingDir(), "0123456789ab"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.waiting(); err != nil || exists(filepath.Join(n.waitingDir(), "0123456789ab")) {
+	if _, err := n.WaitingProcesses(); err != nil || exists(filepath.Join(n.waitingDir(), "0123456789ab")) {
 		t.Errorf("an empty directory is left, %v", err)
 	}
 	stop, swept := make(chan struct{}), make(chan struct{})
@@ -144,12 +153,13 @@ func TestSweptWhileItIsMade(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_, _ = n.waiting()
+				_, _ = n.WaitingProcesses()
 			}
 		}
 	}()
 	for range 200 {
-		d, err := n.newDirectory(n.waitingDir(), newID())
+		id := newID()
+		d, err := n.newDirectory(filepath.Join(n.waitingDir(), id), id)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -287,6 +287,12 @@ func TestServeRefusesWhatIsNotPrepare(t *testing.T) {
 // A launcher does not wait between its first two messages, so what is wrong with
 // the first is the answer to the second.
 func TestServeAnswersABadPrepare(t *testing.T) {
+	for _, second := range []string{opStart, opRehearse} {
+		t.Run(second, func(t *testing.T) { answersABadPrepare(t, second) })
+	}
+}
+
+func answersABadPrepare(t *testing.T, second string) {
 	testkit.NoLeaks(t)
 	launcher, theirs, err := socketPair()
 	if err != nil {
@@ -297,8 +303,8 @@ func TestServeAnswersABadPrepare(t *testing.T) {
 	if err := launcher.send(request{Op: opPrepare, Prepare: &prepare}, []*os.File{memoryFile(t, "")}); err != nil {
 		t.Fatal(err)
 	}
-	start := startForm{Kernel: -1, Initrd: -1, Checkpoint: checkpointForm{State: -1}, Identity: machine.NewIdentity("x", machine.TimeHost)}
-	if err := launcher.send(request{Op: opStart, Start: &start}, nil); err != nil {
+	start := startForm{Kernel: -1, Initrd: -1, Checkpoint: &checkpointForm{State: -1}, Identity: machine.NewIdentity("x", machine.TimeHost)}
+	if err := launcher.send(request{Op: second, Start: &start}, nil); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)

@@ -14,6 +14,7 @@ import (
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
+	"github.com/forkvm/forkvm/snapshot/store"
 )
 
 // PrepareConfig says what a VM process needs before it is known what it will run.
@@ -42,8 +43,11 @@ type PrepareConfig struct {
 type StartConfig struct {
 	// Kernel and Initrd for a cold boot; otherwise Checkpoint has a state.
 	Kernel, Initrd *os.File
-	// Checkpoint has the shape and the layers in both cases.
+	// Checkpoint has the shape and the layers in both cases. Nil is for a process that has
+	// rehearsed, and means what that has: it has the tops, too.
 	Checkpoint *machine.Checkpoint
+	// WorkingSet is what a process that has rehearsed makes ready beside that; may be nil.
+	WorkingSet *store.WorkingSet
 	// Tops are the disks' empty top layers, nil for read-only disks.
 	Tops         []*os.File
 	Identity     machine.Identity
@@ -188,7 +192,11 @@ func (c *PrepareConfig) send(launcher *conn) error {
 // Detach returns when the process is ready for its start, and lets go of it. From
 // then on it waits for whoever calls Adopt. When it fails the process is gone.
 func (p *Prepared) Detach(ctx context.Context) error {
-	err := sent(p.launcher.send(request{Op: opDetach}, nil))
+	return p.detached(ctx, sent(p.launcher.send(request{Op: opDetach}, nil)))
+}
+
+// detached waits for the answer to what was sent with this error, and lets go.
+func (p *Prepared) detached(ctx context.Context, err error) error {
 	if err == nil {
 		_, err = p.receive(ctx)
 	}
@@ -198,6 +206,31 @@ func (p *Prepared) Detach(ctx context.Context) error {
 	}
 	p.close()
 	return nil
+}
+
+// RehearsalConfig says what life a process is to rehearse. Files stay the caller's.
+type RehearsalConfig struct {
+	// Checkpoint is what VMs begin from. Its shape has no network card.
+	Checkpoint *machine.Checkpoint
+	// Tops are the disks' top layers in the life that is thrown away, Next those in the VM's.
+	Tops, Next []*os.File
+	// Identity is that of the life that is thrown away.
+	Identity     machine.Identity
+	ReadyTimeout time.Duration
+}
+
+// Rehearse is Detach of a process that has lived a life of the checkpoint first, and has
+// been put back to its beginning. A start without a checkpoint is for such a process, and
+// takes what a reset takes.
+func (p *Prepared) Rehearse(ctx context.Context, c RehearsalConfig) error {
+	var t table
+	life := StartConfig{Checkpoint: c.Checkpoint, Tops: c.Tops, Identity: c.Identity, ReadyTimeout: c.ReadyTimeout}
+	form, state, err := life.form(&t)
+	if err == nil {
+		defer linux.CloseFiles(state)
+		err = sent(p.launcher.send(request{Op: opRehearse, Start: form, Tops: t.addAll(c.Next)}, t.files))
+	}
+	return p.detached(ctx, err)
 }
 
 // adoptTimeout is how long a process that waits has for its first word.
@@ -265,23 +298,34 @@ func (p *Prepared) receive(ctx context.Context) (*response, error) {
 
 func (c *StartConfig) send(launcher *conn) error {
 	var t table
-	checkpoint, state, err := t.addCheckpoint(c.Checkpoint)
+	form, state, err := c.form(&t)
 	if err != nil {
 		return err
 	}
 	defer linux.CloseFiles(state)
-	form := startForm{
+	return sent(launcher.send(request{Op: opStart, Start: form}, t.files))
+}
+
+// form adds the files to a message. The state travels in a file, which the caller closes
+// after sending; nil if there is none.
+func (c *StartConfig) form(t *table) (*startForm, *os.File, error) {
+	form := &startForm{
 		Kernel:       t.add(c.Kernel),
 		Initrd:       t.add(c.Initrd),
-		Checkpoint:   checkpoint,
 		Identity:     c.Identity,
 		Network:      c.Network,
 		Tap:          t.addTap(c.Tap),
 		ReadyTimeout: c.ReadyTimeout,
 		Attached:     c.Attached,
+		Tops:         t.addAll(c.Tops),
+		WorkingSet:   t.addWorkingSet(c.WorkingSet),
 	}
-	form.Tops = t.addAll(c.Tops)
-	return sent(launcher.send(request{Op: opStart, Start: &form}, t.files))
+	if c.Checkpoint == nil {
+		return form, nil, nil
+	}
+	checkpoint, state, err := t.addCheckpoint(c.Checkpoint)
+	form.Checkpoint = &checkpoint
+	return form, state, err
 }
 
 // Kill ends the process. It is for a process that was not started, and does

@@ -19,9 +19,10 @@ import (
 
 // Operations of a VM process.
 const (
-	opPrepare    = "prepare" // the first message of the launch socket
-	opDetach     = "detach"  // the second, if the start is to come from somebody else
-	opStart      = "start"   // what a prepared process waits for
+	opPrepare    = "prepare"  // the first message of the launch socket
+	opDetach     = "detach"   // the second, if the start is to come from somebody else
+	opRehearse   = "rehearse" // detach, behind a life that is thrown away
+	opStart      = "start"    // what a prepared process waits for
 	opStatus     = "status"
 	opPause      = "pause"
 	opResume     = "resume"
@@ -38,8 +39,8 @@ type request struct {
 	Op      string       `json:"op"`
 	Prepare *prepareForm `json:"prepare,omitempty"`
 	Start   *startForm   `json:"start,omitempty"`
-	// Tops are the new top layers of a checkpoint or a reset, or what disks are
-	// compacted into, by disk; -1 for a read-only one.
+	// Tops are the new top layers of a checkpoint or a reset, those behind a rehearsal, or
+	// what disks are compacted into, by disk; -1 for a read-only one.
 	Tops  []int      `json:"tops,omitempty"`
 	Reset *resetForm `json:"reset,omitempty"`
 	// Policy is the new one of the network, nil to leave it as it is.
@@ -119,9 +120,12 @@ type prepareForm struct {
 
 // startForm is the rest of machine.Config, and the identity, as they travel.
 type startForm struct {
-	Kernel     int              `json:"kernel"`
-	Initrd     int              `json:"initrd"`
-	Checkpoint checkpointForm   `json:"checkpoint"`
+	Kernel int `json:"kernel"`
+	Initrd int `json:"initrd"`
+	// Checkpoint is nil for what the process has rehearsed.
+	Checkpoint *checkpointForm `json:"checkpoint,omitempty"`
+	// WorkingSet is what a process that has rehearsed makes ready beside that; nil if nothing.
+	WorkingSet *workingSetForm  `json:"working_set,omitempty"`
 	Tops       []int            `json:"tops"`
 	Identity   machine.Identity `json:"identity"`
 	// Network is nil for a machine without a card.
@@ -222,9 +226,7 @@ func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, 
 	for _, stack := range c.Disks {
 		form.Disks = append(form.Disks, t.addLayers(stack))
 	}
-	if w := c.WorkingSet; w != nil {
-		form.WorkingSet = &workingSetForm{File: t.add(w.File), Snapshot: w.Snapshot, Wanted: w.Wanted, Late: w.Late}
-	}
+	form.WorkingSet = t.addWorkingSet(c.WorkingSet)
 	if h := c.HugePages; h != nil {
 		form.HugePages = &hugePagesForm{File: t.add(h.File), Above: h.Above}
 	}
@@ -245,6 +247,13 @@ func (t *table) addCheckpoint(c *machine.Checkpoint) (checkpointForm, *os.File, 
 	}
 	form.State = t.add(f)
 	return form, f, nil
+}
+
+func (t *table) addWorkingSet(w *store.WorkingSet) *workingSetForm {
+	if w == nil {
+		return nil
+	}
+	return &workingSetForm{File: t.add(w.File), Snapshot: w.Snapshot, Wanted: w.Wanted, Late: w.Late}
 }
 
 // claims hands out the files of a message that was received, each once, and
@@ -316,11 +325,7 @@ func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error
 	for _, stack := range form.Disks {
 		cp.Disks = append(cp.Disks, c.takeLayers(stack))
 	}
-	if w := form.WorkingSet; w != nil {
-		if f := c.take(w.File); f != nil {
-			cp.WorkingSet = &store.WorkingSet{File: f, Snapshot: w.Snapshot, Wanted: w.Wanted, Late: w.Late}
-		}
-	}
+	cp.WorkingSet = c.takeWorkingSet(form.WorkingSet)
 	cp.HugePages = c.takeHugePages(form.HugePages)
 	state := c.take(form.State)
 	if c.err != nil || state == nil {
@@ -333,6 +338,17 @@ func (c *claims) takeCheckpoint(form checkpointForm) (*machine.Checkpoint, error
 	}
 	cp.State, err = snapshot.ReadState(state, info.Size())
 	return cp, err
+}
+
+func (c *claims) takeWorkingSet(form *workingSetForm) *store.WorkingSet {
+	if form == nil {
+		return nil
+	}
+	f := c.take(form.File)
+	if f == nil {
+		return nil
+	}
+	return &store.WorkingSet{File: f, Snapshot: form.Snapshot, Wanted: form.Wanted, Late: form.Late}
 }
 
 // takeHugePages opens huge pages. A file that is none is an error like a descriptor

@@ -2,7 +2,6 @@ package process
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -24,9 +23,9 @@ func (s *server) wait(ctx context.Context, timeline *machine.Timeline) (*startFo
 	}
 	failed := s.prepare(req.Prepare, files)
 	timeline.End(machine.PhaseKVM)
-	req, files, err = s.expect(ctx, opStart, opDetach)
-	if err == nil && req.Op == opDetach && failed == nil {
-		if err = s.detach(ctx); err == nil {
+	req, files, err = s.expect(ctx, opStart, opDetach, opRehearse)
+	if err == nil && req.Op != opStart && failed == nil {
+		if err = s.detach(ctx, req, files); err == nil {
 			*timeline = nil // the launch that will be told of begins now
 			req, files, err = s.expect(ctx, opStart)
 		}
@@ -96,9 +95,15 @@ func (s *server) prepare(form *prepareForm, files []*os.File) error {
 	return err
 }
 
-// detach lets the launcher go and returns when somebody has come to start the VM.
-func (s *server) detach(ctx context.Context) error {
-	rehearse()
+// detach lets the launcher go, behind a rehearsal if it has asked for one, and returns when
+// somebody has come to start the VM.
+func (s *server) detach(ctx context.Context, req *request, files []*os.File) error {
+	rehearseMessages()
+	if req.Op == opRehearse {
+		if err := s.rehearse(ctx, req, files); err != nil {
+			return errors.Join(err, s.launcher.send(response{Error: s.explain(err)}, nil))
+		}
+	}
 	// A launcher that is gone by now will never tell anybody of this process.
 	if err := s.launcher.send(response{}, nil); err != nil {
 		return err
@@ -113,12 +118,4 @@ func (s *server) detach(ctx context.Context) error {
 	s.launcher = newConn(socket)
 	// Whoever has come knows by this that the process did not end with its launcher meanwhile.
 	return s.launcher.send(response{}, nil)
-}
-
-// rehearse has encoding/json find out ahead how the start's messages are made, which it
-// does once in each process.
-func rehearse() {
-	for _, message := range []any{request{}, response{}} {
-		_, _ = json.Marshal(message)
-	}
 }

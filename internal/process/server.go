@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"runtime/debug"
@@ -70,6 +71,7 @@ type server struct {
 	vsock    *net.UnixListener
 
 	machine   *machine.Machine
+	role      *machine.Role // of a machine that has rehearsed, when it is known
 	directory directory
 	console   *os.File
 	control   *net.UnixListener
@@ -89,14 +91,29 @@ type server struct {
 	handlers sync.WaitGroup
 }
 
-// build makes the machine from the start message. It takes over files.
+// build makes the machine from the start message, or finds what one that has rehearsed is
+// to become. It takes over files.
 func (s *server) build(form *startForm, files []*os.File, timeline *machine.Timeline) error {
 	claimed := claims{files: files, trusted: true}
 	defer claimed.close()
-	config, err := s.configure(form, &claimed)
+	console, err := machine.NewConsoleLog(s.console)
 	if err != nil {
 		return err
 	}
+	if s.machine == nil {
+		return s.makeMachine(form, &claimed, console, timeline)
+	}
+	s.role, err = takeRole(form, &claimed, console)
+	timeline.End(phaseLayers)
+	return err
+}
+
+func (s *server) makeMachine(form *startForm, files *claims, console io.Writer, timeline *machine.Timeline) error {
+	config, err := s.configure(form, files)
+	if err != nil {
+		return err
+	}
+	config.Console = console
 	timeline.End(phaseLayers)
 	if s.machine, err = machine.New(config); err == nil && s.confined {
 		err = s.directory.confine()
@@ -106,19 +123,19 @@ func (s *server) build(form *startForm, files []*os.File, timeline *machine.Time
 
 func (s *server) configure(form *startForm, files *claims) (c machine.Config, err error) {
 	c.OnDiskError, c.Quiet = s.noteDiskError, quiet
+	if form.Checkpoint == nil {
+		return c, errors.New("start message says nothing of what")
+	}
 	if c.Generation, err = form.Identity.GenerationID(); err != nil {
 		return c, err
 	}
-	checkpoint, err := files.takeCheckpoint(form.Checkpoint)
+	checkpoint, err := files.takeCheckpoint(*form.Checkpoint)
 	checkpoint.Configure(&c)
 	if k := files.take(form.Kernel); k != nil {
 		c.Kernel = &machine.Kernel{Image: k, Initrd: files.take(form.Initrd)}
 	}
 	c.Tops = files.takeAll(form.Tops)
 	err = errors.Join(err, files.err)
-	if err == nil {
-		c.Console, err = machine.NewConsoleLog(s.console)
-	}
 	if err == nil && form.Network != nil {
 		err = s.addNetwork(&c, form, files)
 	}
@@ -155,18 +172,21 @@ func (s *server) watch(attached bool) {
 func (s *server) bringUp(ctx context.Context, form *startForm) error {
 	ctx, cancel := readyIn(ctx, form.ReadyTimeout)
 	defer cancel()
-	if err := s.machine.Bring(ctx, form.Identity); err != nil {
-		return err
+	var err error
+	if s.role != nil {
+		err = s.machine.Perform(ctx, *s.role)
+	} else {
+		err = s.machine.Bring(ctx, form.Identity)
 	}
-	s.ready.Store(true)
-	return nil
+	s.ready.Store(err == nil)
+	return err
 }
 
 // explain turns an error of a start into what the launcher is told. A guest that
 // ended says more than a guest agent that did not answer.
 func (s *server) explain(err error) *failure.Error {
-	if exit := s.machine.Exit(); exit != nil {
-		return failure.New(failure.GuestEnded, "%w", exit)
+	if s.machine != nil && s.machine.Exit() != nil {
+		return failure.New(failure.GuestEnded, "%w", s.machine.Exit())
 	}
 	return classify(err)
 }
@@ -345,10 +365,14 @@ func (s *server) compact(c *conn, req *request, files *claims) error {
 func (s *server) reset(c *conn, req *request, files *claims) error {
 	defer quiet()() // what the reset leaves is collected when it has been answered
 	begun := time.Now()
-	target, err := takeTarget(req, files)
+	if req.Reset == nil {
+		return c.send(response{Error: failure.New(failure.InvalidArgument, "reset says nothing of where to")}, nil)
+	}
+	target, err := takeTarget(req.Tops, req.Reset.Checkpoint, files)
 	if err != nil {
 		return c.send(response{Error: failure.As(failure.InvalidArgument, err)}, nil)
 	}
+	target.Identity = req.Reset.Identity
 	ctx, cancel := readyIn(context.Background(), req.Reset.ReadyTimeout)
 	defer cancel()
 	if err := s.resetTo(ctx, target); err != nil {
@@ -372,22 +396,21 @@ func (s *server) resetTo(ctx context.Context, t machine.Target) error {
 	return err
 }
 
-// takeTarget is the receiving end of Client.Reset.
-func takeTarget(req *request, files *claims) (t machine.Target, err error) {
-	if req.Reset == nil {
-		return t, errors.New("reset says nothing of where to")
-	}
-	t = machine.Target{Tops: files.takeAll(req.Tops), Identity: req.Reset.Identity}
-	if req.Reset.Checkpoint != nil {
-		t.To, err = files.takeCheckpoint(*req.Reset.Checkpoint)
+// takeTarget takes the files of where a machine goes back to; to is nil for what it came
+// from.
+func takeTarget(tops []int, to *checkpointForm, files *claims) (t machine.Target, err error) {
+	t.Tops = files.takeAll(tops)
+	if to != nil {
+		t.To, err = files.takeCheckpoint(*to)
 	}
 	if err = errors.Join(err, files.err); err != nil {
 		linux.CloseFiles(t.Tops...)
 		if t.To != nil {
 			t.To.Close()
 		}
+		return machine.Target{}, err
 	}
-	return t, err
+	return t, nil
 }
 
 // readyIn bounds the wait for a guest agent.

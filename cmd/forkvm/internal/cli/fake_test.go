@@ -191,7 +191,7 @@ func (n *fakeNode) Restore(_ context.Context, name string, o node.Options) (VM, 
 	return n.make(o, func(r *node.Record) { r.Snapshot = name })
 }
 
-func (n *fakeNode) Prepare(_ context.Context, _, count int) (int, error) { return count, nil }
+func (n *fakeNode) Prepare(_ context.Context, w node.Waiting) (int, error) { return w.Count, nil }
 
 func (n *fakeNode) List() ([]VM, error) {
 	n.mu.Lock()

@@ -36,7 +36,7 @@ type Machines interface {
 	Find(ref string) (VM, error)
 	TryTask(ctx context.Context, t node.Trial) (*judge.Trial, error)
 	// Prepare is node.Node.Prepare.
-	Prepare(ctx context.Context, cpus, count int) (int, error)
+	Prepare(ctx context.Context, w node.Waiting) (int, error)
 }
 
 // Snapshots keeps frozen VMs.

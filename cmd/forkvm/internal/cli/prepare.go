@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/vmm"
 )
 
@@ -16,42 +17,50 @@ const maxWaiting = 1000
 // waitingView is what prepare prints.
 type waitingView struct {
 	Schema string `json:"schema"`
-	// Waiting is how many processes wait for a VM with CPUs vCPUs; for any VM when
-	// there is no such number.
-	Waiting int `json:"waiting"`
-	CPUs    int `json:"cpus,omitempty"`
+	// Waiting is how many processes wait for a VM with CPUs vCPUs, or for one of the
+	// snapshot; for any VM when there is neither.
+	Waiting  int    `json:"waiting"`
+	CPUs     int    `json:"cpus,omitempty"`
+	Snapshot string `json:"snapshot,omitempty"`
 }
 
 func (a *app) prepareVerb() *cobra.Command {
-	var count, cpus int
+	var w node.Waiting
 	cmd := &cobra.Command{
 		Use:   "prepare [flags]",
 		Short: "Start the processes of future VMs",
 		Long: "Starts processes that already have a virtual machine and wait. The next VMs with\n" +
-			"as many vCPUs use them up, one each, and start the faster for it. The count is\n" +
-			"how many wait afterwards; with 0 and no --cpus all are ended.",
+			"as many vCPUs use them up, one each, and start the faster for it. With --snapshot\n" +
+			"they have been a VM of the snapshot already, for a moment, and wait for the next\n" +
+			"ones of it, which start in a fraction of the time. The count is how many wait\n" +
+			"afterwards; with 0 and neither --cpus nor --snapshot all are ended.",
 		Example: "  forkvm prepare --count 16\n" +
+			"  forkvm prepare --count 16 --snapshot base\n" +
 			"  forkvm prepare --count 0",
 		Args: needs(),
 	}
-	cmd.Flags().IntVarP(&count, "count", "n", 1, fmt.Sprintf("how many wait afterwards, 0 to %d", maxWaiting))
-	cmd.Flags().IntVar(&cpus, "cpus", defaultCPUs, fmt.Sprintf("vCPUs of the VMs, 1 to %d", vmm.MaxCPUs))
+	cmd.Flags().IntVarP(&w.Count, "count", "n", 1, fmt.Sprintf("how many wait afterwards, 0 to %d", maxWaiting))
+	cmd.Flags().IntVar(&w.CPUs, "cpus", defaultCPUs, fmt.Sprintf("vCPUs of the VMs, 1 to %d", vmm.MaxCPUs))
+	cmd.Flags().StringVar(&w.Snapshot, "snapshot", "", "snapshot of which the VMs are made")
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, _ []string) error {
-		if count < 0 || count > maxWaiting {
-			return usagef("--count %d: 0 to %d are possible", count, maxWaiting)
+		if w.Count < 0 || w.Count > maxWaiting {
+			return usagef("--count %d: 0 to %d are possible", w.Count, maxWaiting)
 		}
-		if cpus < 1 || cpus > vmm.MaxCPUs {
-			return usagef("--cpus %d: 1 to %d are possible", cpus, vmm.MaxCPUs)
+		if w.CPUs < 1 || w.CPUs > vmm.MaxCPUs {
+			return usagef("--cpus %d: 1 to %d are possible", w.CPUs, vmm.MaxCPUs)
 		}
-		if count == 0 && !cmd.Flags().Changed("cpus") {
-			cpus = 0
+		switch said := cmd.Flags().Changed("cpus"); {
+		case said && w.Snapshot != "":
+			return usagef("--cpus and --snapshot: a VM has as many as its snapshot")
+		case w.Snapshot != "", w.Count == 0 && !said:
+			w.CPUs = 0
 		}
-		waiting, err := n.Prepare(ctx, cpus, count)
+		waiting, err := n.Prepare(ctx, w)
 		if err != nil {
 			return err
 		}
 		if a.format.Machine() {
-			return output.WriteObject(a.Stdout, a.format, waitingView{Schema: "forkvm/waiting/v1", Waiting: waiting, CPUs: cpus})
+			return output.WriteObject(a.Stdout, a.format, waitingView{"forkvm/waiting/v1", waiting, w.CPUs, w.Snapshot})
 		}
 		_, err = fmt.Fprintln(a.Stdout, waiting)
 		return err
