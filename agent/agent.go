@@ -104,6 +104,7 @@ func New(cfg Config) (*Agent, error) {
 		}
 	}
 	a.reaper = newReaper(cfg.Init)
+	rehearse()
 	return a, nil
 }
 
