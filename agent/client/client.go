@@ -10,7 +10,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -177,13 +176,11 @@ func (c *Client) opening(op string, request proto.Request, params any, queues ma
 
 func appendRequest(b []byte, op string, request proto.Request, params any) ([]byte, error) {
 	request.Op = op
-	if params != nil {
-		var err error
-		if request.Params, err = json.Marshal(params); err != nil {
-			return nil, fmt.Errorf("encode %s request: %w", op, err)
-		}
-	}
-	return proto.AppendJSON(b, proto.TypeRequest, request)
+	// Its Params would be encoded, then checked and copied.
+	return proto.AppendJSON(b, proto.TypeRequest, struct {
+		proto.Request
+		Params any `json:"params,omitempty"`
+	}{request, params})
 }
 
 // hello reads the agent's first frame, and its refusal if it is one.
