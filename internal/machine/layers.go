@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/forkvm/forkvm/internal/linux"
+	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/snapshot/layer"
 	"github.com/forkvm/forkvm/vmm/memory"
 )
@@ -42,6 +43,20 @@ func (m *memoryLayers) mappable() []memory.Layer {
 		layers = slices.Insert(layers, m.huge.Above, m.huge.layer())
 	}
 	return layers
+}
+
+// fitting returns ascending ranges, or if they are more than a working set can have, what of
+// them the layers have: where nothing was, a guest that uses much memory uses other pages
+// each time.
+func (m *memoryLayers) fitting(ranges []memory.PageRange) []memory.PageRange {
+	pages := uint64(0)
+	for _, r := range ranges {
+		pages += r.Count
+	}
+	if pages <= snapshot.MaxWorkingSetPages {
+		return ranges
+	}
+	return m.storedAt(ranges)
 }
 
 // storedAt returns the pages of ascending ranges that the layers have contents of.

@@ -3,9 +3,11 @@ package machine
 import (
 	"context"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/forkvm/forkvm/internal/testkit"
+	"github.com/forkvm/forkvm/snapshot"
 	"github.com/forkvm/forkvm/vmm/memory"
 )
 
@@ -41,6 +43,14 @@ func TestLayersAreCompacted(t *testing.T) {
 		if len(layers.sealed) > 40 {
 			t.Fatalf("%d layers after %d checkpoints", len(layers.sealed), n+1)
 		}
+	}
+	const written = (299*7 + 31) % (size / memory.PageSize)
+	few, many := []memory.PageRange{{Start: written, Count: 2}}, []memory.PageRange{{Start: written, Count: snapshot.MaxWorkingSetPages + 1}}
+	if got := layers.fitting(few); !slices.Equal(got, few) {
+		t.Errorf("of %v fit %v", few, got)
+	}
+	if got := layers.fitting(many); !slices.Equal(got, layers.storedAt(many)) || len(got) == 0 || got[0].Start != written {
+		t.Errorf("of %v fit %v", many, got)
 	}
 	var ram contents
 	if err := m.Dump(&ram); err != nil {

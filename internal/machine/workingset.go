@@ -64,8 +64,7 @@ func (m *Machine) recordWorkingSet() {
 		return
 	}
 	if m.workingSet.Late {
-		// Where nothing was, a guest that has used much memory would fill the set.
-		own = m.layers.storedAt(own)
+		own = m.layers.fitting(own)
 	}
 	read, err := m.memory.ReadOnly(snapshot.MaxHugePages)
 	if err != nil {
