@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -176,13 +177,7 @@ func (h *host) clonesTransfer(name string, size int) {
 			h.must("restore", slowly, "--name", clone, "--network", "public", name)
 		}
 		for _, to := range targets {
-			said := h.sh(vm, fmt.Sprintf("/guestload transfer -to %s -bytes %d", to, size))
-			ms, err := strconv.ParseFloat(said, 64)
-			if err != nil {
-				h.t.Fatalf("%s: transfer says %q", vm, said)
-			}
-			h.t.Logf("%s: %d bytes to %s and back took %.0f ms", vm, size, to, ms)
-			took[vm] += ms
+			took[vm] += h.transfers(vm, to, size)
 		}
 		var all []try
 		for _, to := range targets {
@@ -200,10 +195,30 @@ func (h *host) clonesTransfer(name string, size int) {
 			h.t.Errorf("%s: checksums are wrong: %q", vm, wrong)
 		}
 	}
-	// A clone's first transfer pays for pages that it takes from the snapshot.
 	if took[clone] > took[name]/0.8 && !testing.Short() {
 		h.t.Errorf("the clone took %.0f ms, its parent %.0f", took[clone], took[name])
 	}
+}
+
+// transfers has a VM send this much to a server and get it back, and returns how many milliseconds that took. In the long form the faster one
+// of two counts: a clone's first one pays for pages that it takes from the snapshot, and while the lab waits for its disk the clock goes on.
+func (h *host) transfers(vm, to string, size int) float64 {
+	h.t.Helper()
+	rounds := 2
+	if testing.Short() {
+		rounds = 1
+	}
+	took := math.Inf(1)
+	for range rounds {
+		said := h.sh(vm, fmt.Sprintf("/guestload transfer -to %s -bytes %d", to, size))
+		ms, err := strconv.ParseFloat(said, 64)
+		if err != nil {
+			h.t.Fatalf("%s: transfer says %q", vm, said)
+		}
+		h.t.Logf("%s: %d bytes to %s and back took %.0f ms", vm, size, to, ms)
+		took = min(took, ms)
+	}
+	return took
 }
 
 // TestCaseD3: the guest's resolver says what the world's does, and says so when that says nothing.
