@@ -21,8 +21,8 @@ import (
 const (
 	// serverAddress is where the host's servers are that a guest may reach.
 	serverAddress = "198.18.0.1"
-	// flowMiB is how much a row about a connection moves.
-	flowMiB = 16
+	// flowMiB is how much a row about a connection moves, and flowRounds how often it does and others are taken.
+	flowMiB, flowRounds = 16, 6
 	// requestCount is how many connections a row about requests rests on, datagramCount how many datagrams one about these.
 	requestCount, datagramCount = 200, 500
 	// flowProgram is guestload in the guest.
@@ -139,7 +139,7 @@ func (b *bench) flows(ctx context.Context, name string, agent *client.Client) er
 		{"datagram", []string{"datagrams", "-to", servers.echo, "-count", strconv.Itoa(datagramCount)}, datagramCount},
 	} {
 		var samples []float64
-		for i := range transferRounds + 1 {
+		for i := range flowRounds + 1 {
 			var said bytes.Buffer
 			if err := succeed(ctx, agent, client.Command{Args: append([]string{flowProgram}, row.args...), Stdout: &said}); err != nil {
 				return fmt.Errorf("%s_%s: %w", name, row.name, err)
