@@ -21,7 +21,7 @@ import (
 const (
 	// serverAddress is where the host's servers are that a guest may reach.
 	serverAddress = "198.18.0.1"
-	// flowMiB is how much a row about a connection moves, and flowRounds how often it does and others are taken.
+	// flowMiB is how much a row about a connection moves, flowRounds how often each row is taken.
 	flowMiB, flowRounds = 16, 6
 	// requestCount is how many connections a row about requests rests on, datagramCount how many datagrams one about these.
 	requestCount, datagramCount = 200, 500
