@@ -56,7 +56,16 @@ func (b *bench) forkRehearsed(ctx context.Context) error {
 		return err
 	}
 	wait := b.waitFor(ctx, node.Waiting{Count: children, Snapshot: name})
-	return b.forkInto(ctx, "fork16_child_rehearsed", "child of a fork of 16, process waiting that has rehearsed", wait)
+	if err := b.forkInto(ctx, "fork16_child_rehearsed", "child of a fork of 16, process waiting that has rehearsed", wait); err != nil {
+		return err
+	}
+	one, err := b.forks(ctx, standardMemory, 1, b.config.Rounds, b.waitFor(ctx, node.Waiting{Count: 1, Snapshot: name}))
+	if err != nil {
+		return err
+	}
+	b.row("fork1_rehearsed", CMS, one.child)
+	b.phases = append(b.phases, one.course.breakdown("fork, process waiting that has rehearsed"))
+	return nil
 }
 
 func (b *bench) forkInto(ctx context.Context, row, phases string, prepare func() error) error {
