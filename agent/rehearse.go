@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/json"
+	"runtime"
 
 	"github.com/forkvm/forkvm/agent/proto"
 	"github.com/forkvm/forkvm/agent/tree"
@@ -22,4 +23,6 @@ func rehearse() {
 	} {
 		_, _ = json.Marshal(message)
 	}
+	// Clones would have to clear this away.
+	runtime.GC()
 }
