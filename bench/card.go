@@ -20,14 +20,20 @@ func (b *bench) card(ctx context.Context) error {
 	if err := passOn(); err != nil {
 		return err
 	}
+	waiting := func(backend node.Backend) func() error {
+		return b.waitFor(ctx, node.Waiting{Count: 1, CPUs: 1, Backend: backend})
+	}
 	for _, with := range []struct {
 		row, what string
 		backend   node.Backend
+		prepare   func() error
 	}{
-		{"create_card", "create with a network card", node.BackendUser},
-		{"create_tap", "create with a network card and a TAP device", node.BackendTap},
+		{"create_card", "create with a network card", node.BackendUser, nil},
+		{"create_card_ready", "create with a network card, ready process waiting", node.BackendUser, waiting(node.BackendUser)},
+		{"create_tap", "create with a network card and a TAP device", node.BackendTap, nil},
+		{"create_tap_ready", "create with a network card and a TAP device, ready process waiting with both", node.BackendTap, waiting(node.BackendTap)},
 	} {
-		c, err := b.createsFrom(ctx, cardSnapshot, b.config.Creates, node.Options{Backend: with.backend}, nil)
+		c, err := b.createsFrom(ctx, cardSnapshot, b.config.Creates, node.Options{Backend: with.backend}, with.prepare)
 		if err != nil {
 			return err
 		}

@@ -216,20 +216,32 @@ type prisoner struct {
 // imprison starts a process in a group of its own under a policy.
 func imprison(t testing.TB, name string, p policy.Policy, around policy.Surroundings, ports ...policy.Port) *prisoner {
 	t.Helper()
-	g, err := Create(name, regions(t, p, around), ports)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := g.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	g := create(t, name, p, around, ports...)
 	t.Cleanup(func() {
-		g.Close()
 		if err := Remove(g.Path, name); err != nil {
 			t.Error(err)
 		}
 	})
 	return start(t, g)
+}
+
+func unnoted(string) error { return nil }
+
+// create makes a group under a policy that is in force.
+func create(t testing.TB, name string, p policy.Policy, around policy.Surroundings, ports ...policy.Port) *Group {
+	t.Helper()
+	g, err := Create(name, unnoted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	if err = g.Admit(regions(t, p, around), ports); err == nil {
+		err = g.Wait()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
 }
 
 // start starts a process in a group, nil for one that is free.
@@ -436,18 +448,62 @@ func BenchmarkSend(b *testing.B) {
 	run("free", start(b, nil))
 }
 
-// TestRemoveLeavesNothing: a group that is removed leaves neither a directory nor a policy, also with processes in it.
-func TestRemoveLeavesNothing(t *testing.T) {
+// TestMadeAhead: a process in a group without a policy reaches nothing, until somebody who has found the group gives it one. What is not
+// a group, or nobody looks after, is not found.
+func TestMadeAhead(t *testing.T) {
 	requireEnforcement(t)
-	doors := []policy.Port{{Host: to("127.0.0.1:7000"), Guest: 1, Protocol: policy.UDP}}
-	g, err := Create("left", regions(t, policy.Policy{Mode: policy.Public}, policy.Surroundings{}), doors)
+	u := newUplink(t)
+	made, err := Create("ahead", unnoted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer made.Close()
+	p := start(t, made)
+	allowed := attempt{How: "tcp", To: to("9.9.9.9:443")}
+	if said := p.tries(allowed); said == "" || u.saw(t) != 0 {
+		t.Errorf("without a policy the process was told %q", said)
+	}
+	if err := made.Wait(); err != nil { // for nothing
+		t.Error(err)
+	}
+	bare := filepath.Join(filepath.Dir(made.Path), prefix+"bare")
+	if err := os.Mkdir(bare, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(bare)
+	for name, path := range map[string]string{"bare": bare, "gone": filepath.Join(filepath.Dir(made.Path), prefix+"gone")} {
+		if _, err := Open(path, name); !errors.Is(err, ErrNotEnforced) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Open(made.Path, "another"); err == nil {
+		t.Error("a group of another name was found")
+	}
+	g, err := Open(made.Path, "ahead")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	if err := g.Wait(); err != nil {
+	doors := []policy.Port{{Host: to("127.0.0.1:7001"), Guest: 1, Protocol: policy.UDP}}
+	if err = g.Admit(regions(t, policy.Policy{Mode: policy.Public}, policy.Surroundings{}), doors); err == nil {
+		err = g.Wait()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
+	if said := p.tries(allowed); said != "" || u.saw(t) == 0 {
+		t.Errorf("with a policy the process was told %q", said)
+	}
+	if err := Remove(g.Path, "ahead"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRemoveLeavesNothing: a group that is removed leaves neither a directory nor a policy, also with processes in it.
+func TestRemoveLeavesNothing(t *testing.T) {
+	requireEnforcement(t)
+	doors := []policy.Port{{Host: to("127.0.0.1:7000"), Guest: 1, Protocol: policy.UDP}}
+	g := create(t, "left", policy.Policy{Mode: policy.Public}, policy.Surroundings{}, doors...)
 	id, err := number(g.Path)
 	if err != nil {
 		t.Fatal(err)
@@ -458,7 +514,7 @@ func TestRemoveLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cmd.Wait()
-	if _, err := Create("left", nil, nil); err == nil {
+	if _, err := Create("left", unnoted); err == nil {
 		t.Error("two groups have one name")
 	}
 	for range 2 { // the second time there is nothing to do
@@ -490,15 +546,7 @@ func TestRemoveForgetsWhatOthersRemoved(t *testing.T) {
 	around := policy.Surroundings{}
 	var groups []*Group
 	for _, name := range []string{"gone", "here"} {
-		g, err := Create(name, regions(t, policy.Policy{Mode: policy.Public}, around), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer g.Close()
-		if err := g.Wait(); err != nil {
-			t.Fatal(err)
-		}
-		groups = append(groups, g)
+		groups = append(groups, create(t, name, policy.Policy{Mode: policy.Public}, around))
 	}
 	id, err := number(groups[0].Path)
 	if err != nil {

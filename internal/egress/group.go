@@ -24,19 +24,22 @@ type Group struct {
 	// Path is the group's directory, by which others find it.
 	Path string
 	dir  *os.File
-	set  chan struct{} // closed when it is known what has become of the policy
+	set  chan struct{} // closed when it is known what has become of the policy; nil for a group that has none yet
 	err  error         // of that
 }
 
-// Create makes a group of this name below the calling process's own, which reaches nothing until its policy is in force: see
-// Wait. From ports, which stay what they are, it may answer whoever has come. Errors are *UnavailableError if this host, or this user,
-// has no such groups.
-func Create(name string, regions []policy.Region, ports []policy.Port) (*Group, error) {
+// Create makes a group of this name below the calling process's own, which reaches nothing: see Admit. note is called with its path
+// before, so that it is on record for whoever comes after a crash. Errors are *UnavailableError if this host, or this user, has no
+// such groups.
+func Create(name string, note func(path string) error) (*Group, error) {
 	below, err := parent()
 	if err != nil {
 		return nil, err
 	}
 	path := filepath.Join(below, prefix+name)
+	if err := note(path); err != nil {
+		return nil, err
+	}
 	if err := os.Mkdir(path, 0o700); err != nil {
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 			return nil, unavailable(err, "let this process make control groups below its own")
@@ -45,7 +48,7 @@ func Create(name string, regions []policy.Region, ports []policy.Port) (*Group, 
 	}
 	g, err := openGroup(path)
 	if err == nil {
-		if err = g.enforce(regions, ports); err == nil {
+		if err = g.attach(); err == nil {
 			return g, nil
 		}
 		g.Close()
@@ -53,38 +56,39 @@ func Create(name string, regions []policy.Region, ports []policy.Port) (*Group, 
 	return nil, errors.Join(explain(fmt.Errorf("create control group (%s): %w", name, err)), os.Remove(path))
 }
 
+// Open finds a group of this name that was made ahead. path is as for Remove. It is ErrNotEnforced if there is none, or programs of
+// another build look after it.
+func Open(path, name string) (*Group, error) {
+	if !isGroup(path, name) {
+		return nil, fmt.Errorf("open control group (%s): %.200q is not it", name, path)
+	}
+	g, err := openGroup(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errors.Join(ErrNotEnforced, err)
+	}
+	if err == nil {
+		if err = g.attached(); err == nil {
+			return g, nil
+		}
+		g.Close()
+	}
+	return nil, fmt.Errorf("open control group (%s): %w", name, err)
+}
+
 func openGroup(path string) (*Group, error) {
 	dir, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
-	return &Group{Path: path, dir: dir, set: make(chan struct{})}, nil
+	return &Group{Path: path, dir: dir}, nil
 }
 
-// enforce attaches the programs and begins to set the policy.
-func (g *Group) enforce(regions []policy.Region, ports []policy.Port) error {
+// attach attaches the programs, with all that they need but a policy.
+func (g *Group) attach() error {
 	id, err := g.id()
 	if err != nil {
 		return err
 	}
-	policies, err := pinned(policiesMap)
-	if err != nil {
-		return err
-	}
-	if err = g.attach(id, ports); err != nil {
-		policies.Close()
-		return errors.Join(err, forget(id))
-	}
-	go func() {
-		defer close(g.set)
-		defer policies.Close()
-		g.err = set(policies, id, regions, ebpf.UpdateAny)
-	}()
-	return nil
-}
-
-// attach attaches the programs, with all that they need but a policy.
-func (g *Group) attach(id uint64, ports []policy.Port) error {
 	refusals, err := pinned(refusalsMap)
 	if err != nil {
 		return err
@@ -93,20 +97,72 @@ func (g *Group) attach(id uint64, ports []policy.Port) error {
 	if err := refusals.Put(id, Refused{}); err != nil {
 		return err
 	}
-	list := hooks()
+	if err := attachAll(g.dir, hooks()); err != nil {
+		return errors.Join(err, forget(id))
+	}
+	return nil
+}
+
+// attached returns an error unless programs of this build look after the group.
+func (g *Group) attached() error {
+	id, err := g.id()
+	if err != nil {
+		return err
+	}
+	refusals, err := pinned(refusalsMap)
+	if err != nil {
+		return err
+	}
+	defer refusals.Close()
+	var r Refused
+	if err := refusals.Lookup(id, &r); err != nil {
+		return errors.Join(ErrNotEnforced, err)
+	}
+	return nil
+}
+
+// Admit begins to set the policy of a group that has none; see Wait. From ports, which stay what they are, its processes may answer
+// whoever has come.
+func (g *Group) Admit(regions []policy.Region, ports []policy.Port) error {
+	if err := g.admit(regions, ports); err != nil {
+		return explain(fmt.Errorf("set policy of control group (%s): %w", filepath.Base(g.Path), err))
+	}
+	return nil
+}
+
+func (g *Group) admit(regions []policy.Region, ports []policy.Port) error {
+	id, err := g.id()
+	if err != nil {
+		return err
+	}
 	if len(ports) > 0 {
 		if err := open(id, ports); err != nil {
 			return err
 		}
 	}
 	if forDatagrams(ports) {
-		list = append(list, ingressHook())
+		if err := attachAll(g.dir, []hook{ingressHook()}); err != nil {
+			return err
+		}
 	}
-	return attachAll(g.dir, list)
+	policies, err := pinned(policiesMap)
+	if err != nil {
+		return err
+	}
+	g.set = make(chan struct{})
+	go func() {
+		defer close(g.set)
+		defer policies.Close()
+		g.err = trie.Set(policies, id, regions, ebpf.UpdateAny)
+	}()
+	return nil
 }
 
-// Wait returns when the policy is in force, or why it will never be.
+// Wait returns when the policy is in force, or why it will never be. It returns at once if there is none to be set.
 func (g *Group) Wait() error {
+	if g.set == nil {
+		return nil
+	}
 	<-g.set
 	return explain(g.err)
 }
@@ -126,55 +182,6 @@ func number(path string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// set makes a group's policy and puts it where the programs look. It returns when they find it there.
-func set(policies *ebpf.Map, id uint64, regions []policy.Region, how ebpf.MapUpdateFlags) error {
-	m, err := trie.New(regions)
-	if err != nil {
-		return err
-	}
-	wanted, err := mapID(m)
-	var own *ebpf.Map
-	if err == nil {
-		own, err = policies.Clone()
-	}
-	if err != nil {
-		m.Close()
-		return fmt.Errorf("set policy: %w", err)
-	}
-	// The call returns when every program that may have found the policy before has come to its end. That takes the kernel some ten
-	// milliseconds without work, for which nobody has to wait.
-	put := make(chan error, 1)
-	go func() {
-		defer m.Close()
-		defer own.Close()
-		put <- own.Update(id, m, how)
-	}()
-	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
-		select {
-		case err := <-put:
-			if err != nil {
-				return fmt.Errorf("set policy: %w", err)
-			}
-			return nil
-		default:
-		}
-		var there ebpf.MapID
-		if policies.Lookup(id, &there) == nil && there == wanted {
-			return nil
-		}
-		time.Sleep(pause)
-	}
-}
-
-func mapID(m *ebpf.Map) (ebpf.MapID, error) {
-	info, err := m.Info()
-	if err != nil {
-		return 0, err
-	}
-	id, _ := info.ID() // since Linux 4.13
-	return id, nil
-}
-
 // File is the group's directory, to start a process in. It stays the group's.
 func (g *Group) File() *os.File { return g.dir }
 
@@ -192,7 +199,7 @@ var ErrNotEnforced = errors.New("no programs enforce its policy")
 // SetPolicy replaces the policy of the group in a directory: each packet from then on meets the new one. The programs may be
 // those of another build.
 func SetPolicy(path string, regions []policy.Region) error {
-	err := ofGroup(path, policiesMap, func(m *ebpf.Map, id uint64) error { return set(m, id, regions, ebpf.UpdateExist) })
+	err := ofGroup(path, policiesMap, func(m *ebpf.Map, id uint64) error { return trie.Set(m, id, regions, ebpf.UpdateExist) })
 	if err != nil {
 		return fmt.Errorf("set policy of control group (%s): %w", filepath.Base(path), err)
 	}
@@ -237,10 +244,15 @@ func RefusedBy(path string) (r Refused, err error) {
 // removal is how long a group's last processes may take to end.
 const removal = 5 * time.Second
 
+// isGroup says whether a path is that of a group of this name, wherever it was on record.
+func isGroup(path, name string) bool {
+	return filepath.Base(path) == prefix+name && linux.InControlGroups(path)
+}
+
 // Remove ends what is in the group of this name and removes it, with its policy. path is the group's directory as it is on
 // record somewhere, which need not be trusted: it is refused unless its name is this one. A group that is not there is removed.
 func Remove(path, name string) error {
-	if filepath.Base(path) != prefix+name || !linux.InControlGroups(path) {
+	if !isGroup(path, name) {
 		return fmt.Errorf("remove control group (%s): %.200q is not it", name, path)
 	}
 	id, err := number(path)

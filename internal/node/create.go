@@ -349,6 +349,10 @@ type plan struct {
 // fails.
 func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	network, err := o.network(l.checkpoint.Shape)
+	var pass passage
+	if err == nil && network != nil && o.Backend == BackendTap {
+		pass, err = o.tapPassage(network)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -364,7 +368,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	d.record.Shape = l.checkpoint.Shape
 	if network != nil {
 		d.record.Network, d.record.Ports = &network.Policy, network.Ports
-		d.network, d.enforce, d.backend = network, o.Enforce, o.Backend
+		d.network, d.enforce, d.backend, d.pass = network, o.Enforce, o.Backend, pass
 	}
 	config := process.StartConfig{Checkpoint: l.checkpoint, Tops: tops, Network: network}
 	if l.kernel != nil {

@@ -87,15 +87,40 @@ func (vm *VM) enforcedAs() Enforcer {
 	return EnforceUser
 }
 
-// confine makes the control group of the draft's process, if there is to be one.
+// confine makes the control group of the draft's process, from which nothing is reached yet, if there is to be one.
 func (d *draft) confine() error {
-	if d.network == nil {
-		return nil
-	}
 	d.record.Enforcement = &Enforcement{By: EnforceUser}
 	if d.enforce == EnforceUser {
 		return nil
 	}
+	link := filepath.Join(d.node.groupsDir(), d.record.ID)
+	group, err := egress.Create(d.record.ID, func(path string) error { return os.Symlink(path, link) })
+	var unavailable *egress.UnavailableError
+	switch {
+	case errors.As(err, &unavailable) && d.enforce == EnforceKernel:
+		return failure.New(failure.NetworkUnenforced, "%w; or go without, with --network-enforce user", err)
+	case errors.As(err, &unavailable):
+		d.record.Enforcement.Reason = unavailable.Error()
+		_ = os.Remove(link) // there may be none
+		return nil
+	case err != nil:
+		return err // what is on record goes with the draft
+	}
+	d.record.Enforcement = &Enforcement{By: EnforceKernel, Group: group.Path}
+	d.group = group
+	return nil
+}
+
+// claimGroup takes the control group of a process that waits, if that has one.
+func (d *draft) claimGroup() (err error) {
+	if path := d.node.group(d.record.ID); path != "" {
+		d.group, err = egress.Open(path, d.record.ID)
+	}
+	return err
+}
+
+// admitToGroup lets the draft's process reach what its guest may.
+func (d *draft) admitToGroup() error {
 	rules, err := d.network.Policy.Compile()
 	if err != nil {
 		return failure.As(failure.InvalidArgument, err)
@@ -104,25 +129,7 @@ func (d *draft) confine() error {
 	if err != nil {
 		return err
 	}
-	group, err := egress.Create(d.record.ID, regions, d.network.Ports)
-	var unavailable *egress.UnavailableError
-	switch {
-	case errors.As(err, &unavailable) && d.enforce == EnforceKernel:
-		return failure.New(failure.NetworkUnenforced, "%w; or go without, with --network-enforce user", err)
-	case errors.As(err, &unavailable):
-		d.record.Enforcement.Reason = unavailable.Error()
-		return nil
-	case err != nil:
-		return err
-	}
-	if err := os.Symlink(group.Path, filepath.Join(d.node.groupsDir(), d.record.ID)); err != nil {
-		_ = group.Wait() // so that no policy comes when the group is gone
-		group.Close()
-		return errors.Join(err, egress.Remove(group.Path, d.record.ID))
-	}
-	d.record.Enforcement = &Enforcement{By: EnforceKernel, Group: group.Path}
-	d.group = group
-	return nil
+	return d.group.Admit(regions, d.network.Ports)
 }
 
 // kernelPolicy is what the kernel is to allow.
@@ -137,11 +144,11 @@ func kernelPolicy(rules *policy.Rules, resolvers []netip.AddrPort) ([]policy.Reg
 // setKernelPolicy replaces what the kernel allows the VM, if it enforces that. The rules are the policy's.
 func (vm *VM) setKernelPolicy(p policy.Policy, rules *policy.Rules) error {
 	if vm.Backend() == BackendTap {
-		admitted, err := tapPolicy(p)
+		pass, err := throughTap(p)
 		if err != nil {
 			return err
 		}
-		return vm.onTap(func(c *tapnet.Control) error { return c.SetPolicy(admitted) })
+		return vm.onTap(func(c *tapnet.Control) error { return c.SetPolicy(pass.policy) })
 	}
 	group := vm.group()
 	if group == "" {

@@ -123,13 +123,14 @@ type draft struct {
 	// prepared is the process that waits in it, nil if there is none yet.
 	prepared *process.Prepared
 
-	network *process.NetworkConfig // nil for a VM without a network card
+	backend Backend                // of its network card, empty if it has none
+	network *process.NetworkConfig // nil without a card, and as long as it is not known what the VM is
 	enforce Enforcer               // who is to enforce its policy
 	group   *egress.Group          // of its process, nil if the kernel does not
 
-	backend  Backend         // of a card
-	tap      *tapnet.Network // of its process, nil if the card has no TAP
-	admitted tapnet.Policy   // of that, for the guest
+	tap       *tapnet.Control // of the network of its process, nil if the card has no TAP
+	tapRecord tapnet.Record
+	pass      passage // of the guest, if it has
 }
 
 // newDraft reserves a name and makes the directory. An empty name becomes one
@@ -319,8 +320,7 @@ func (vm *VM) locked(ctx context.Context, do func(r *Record) error) error {
 
 // prepare starts the draft's process and lets it make its virtual machine.
 func (d *draft) prepare(cpus, mtu int) error {
-	byTap := d.network != nil && d.backend == BackendTap
-	command, program, err := d.node.command(d.network != nil && !byTap)
+	command, program, err := d.node.command(d.backend == BackendUser)
 	if err != nil {
 		return err
 	}
@@ -330,28 +330,24 @@ func (d *draft) prepare(cpus, mtu int) error {
 		return err
 	}
 	defer device.Close()
-	var group, space *os.File
-	if byTap {
-		if err := d.makeTap(mtu); err != nil {
+	config := process.PrepareConfig{Command: command, Directory: d.dir, KVM: device, CPUs: cpus, Launched: d.launched}
+	switch d.backend {
+	case BackendTap:
+		network, err := d.makeTap(mtu)
+		if err != nil {
 			return err
 		}
-		space = d.tap.Space
-	} else if err := d.confine(); err != nil {
-		return err
+		defer network.Close() // the process has it
+		config.Tap = &process.TapFiles{Space: network.Space, Device: network.Tap, Counts: network.Counts, Events: network.Events}
+	case BackendUser:
+		if err := d.confine(); err != nil {
+			return err
+		}
+		if d.group != nil {
+			config.Group = d.group.File()
+		}
 	}
-	if d.group != nil {
-		defer d.group.Close()
-		group = d.group.File()
-	}
-	d.prepared, err = process.Prepare(process.PrepareConfig{
-		Group:     group,
-		Network:   space,
-		Command:   command,
-		Directory: d.dir,
-		KVM:       device,
-		CPUs:      cpus,
-		Launched:  d.launched,
-	})
+	d.prepared, err = process.Prepare(config)
 	return err
 }
 
@@ -363,20 +359,40 @@ func (d *draft) start(ctx context.Context, c process.StartConfig) (*process.Star
 	} else {
 		err = d.write() // it was on record as one that waits
 	}
+	if err == nil {
+		err = d.admit(&c)
+	}
 	if err != nil {
 		return nil, err
-	}
-	if d.tap != nil {
-		defer d.tap.Close() // the process has it
-		if err := d.admit(&c); err != nil {
-			return nil, err
-		}
 	}
 	started, err := d.node.startWatched(ctx, d.prepared, c)
 	if err == nil && d.group != nil {
 		err = d.group.Wait()
 	}
 	return started, err
+}
+
+// admit lets the guest use the network of the draft's process, which the draft lets go of.
+func (d *draft) admit(c *process.StartConfig) error {
+	defer d.letGo()
+	switch {
+	case d.tap != nil:
+		return d.admitToTap(c)
+	case d.group != nil:
+		return d.admitToGroup()
+	}
+	return nil
+}
+
+// letGo gives back what the draft has of the network of its process. It is idempotent.
+func (d *draft) letGo() {
+	if d.tap != nil {
+		d.tap.Close()
+		d.tap = nil
+	}
+	if d.group != nil {
+		d.group.Close()
+	}
 }
 
 // finish makes the draft a VM.
@@ -394,9 +410,7 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 
 // abandon removes what the draft made, its process included.
 func (d *draft) abandon() {
-	if d.tap != nil {
-		d.tap.Close()
-	}
+	d.letGo()
 	if d.prepared != nil {
 		d.prepared.Kill()
 	}

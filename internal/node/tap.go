@@ -32,29 +32,37 @@ const (
 func (n *Node) tapFile(id string) string { return filepath.Join(n.groupsDir(), id+".tap") }
 
 // tap is the record of the network of a VM, nil if that has no TAP.
-func (n *Node) tap(id string) (*tapnet.Maps, error) {
+func (n *Node) tap(id string) (*tapnet.Record, error) {
 	data, err := os.ReadFile(n.tapFile(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	var maps tapnet.Maps
+	var r tapnet.Record
 	if err == nil {
-		err = json.Unmarshal(data, &maps)
+		err = json.Unmarshal(data, &r)
 	}
 	if err != nil {
 		return nil, failure.As(failure.Internal, fmt.Errorf("read record of network (%s): %w", id, err))
 	}
-	return &maps, nil
+	return &r, nil
+}
+
+// backend is what is behind the card of a VM, or of one for which a process waits, if it has one.
+func (n *Node) backend(id string) Backend {
+	if exists(n.tapFile(id)) {
+		return BackendTap
+	}
+	return BackendUser
 }
 
 // onTap calls do with the VM's network, if that has a TAP.
 func (vm *VM) onTap(do func(*tapnet.Control) error) error {
 	id := filepath.Base(vm.dir)
-	maps, err := vm.node.tap(id)
-	if maps == nil {
+	r, err := vm.node.tap(id)
+	if r == nil {
 		return err
 	}
-	c, err := tapnet.Open(id, *maps)
+	c, err := tapnet.Open(id, *r)
 	if err != nil {
 		return failure.As(failure.VMProcessGone, err)
 	}
@@ -63,17 +71,18 @@ func (vm *VM) onTap(do func(*tapnet.Control) error) error {
 }
 
 // Backend is what is behind the VM's network card, if it has one.
-func (vm *VM) Backend() Backend {
-	if maps, _ := vm.node.tap(filepath.Base(vm.dir)); maps != nil {
-		return BackendTap
-	}
-	return BackendUser
-}
+func (vm *VM) Backend() Backend { return vm.node.backend(filepath.Base(vm.dir)) }
 
 const noNames = "a network card with a TAP device knows addresses only: name those, or use --network-backend usernet"
 
-// tapPolicy is what the programs at a TAP are to allow. What they cannot is an error.
-func tapPolicy(p policy.Policy) (tapnet.Policy, error) {
+// passage is what a guest with a TAP device is let do.
+type passage struct {
+	policy tapnet.Policy
+	host   []netip.Addr // addresses that it does not reach
+}
+
+// throughTap is what the programs at a TAP are to allow. What they cannot is an error.
+func throughTap(p policy.Policy) (pass passage, err error) {
 	rules, err := p.Compile()
 	if err == nil {
 		err = p.CheckAddresses(noNames)
@@ -82,46 +91,77 @@ func tapPolicy(p policy.Policy) (tapnet.Policy, error) {
 		err = errors.New("read network policy: a network card with a TAP device has no limits of its own: leave them out, or use --network-backend usernet")
 	}
 	if err != nil {
-		return tapnet.Policy{}, failure.As(failure.InvalidArgument, err)
+		return pass, failure.As(failure.InvalidArgument, err)
 	}
-	host, err := linux.HostAddresses()
-	if err != nil {
-		return tapnet.Policy{}, failure.As(failure.Internal, err)
+	if pass.host, err = linux.HostAddresses(); err != nil {
+		return pass, failure.As(failure.Internal, err)
 	}
-	regions := rules.Regions(policy.Surroundings{Host: host})
+	regions := rules.Regions(policy.Surroundings{Host: pass.host})
 	for _, r := range regions {
 		if r.Local {
-			return tapnet.Policy{}, failure.New(failure.InvalidArgument,
+			return pass, failure.New(failure.InvalidArgument,
 				"read network policy: allow %s: is of this host, which a VM with a TAP device does not reach: use --network-backend usernet", r.Prefix)
 		}
 	}
-	return tapnet.Policy{Regions: regions, Names: rules.Mode() == policy.Public}, nil
+	pass.policy = tapnet.Policy{Regions: regions, Names: rules.Mode() == policy.Public}
+	return pass, nil
+}
+
+// tapPassage is that of the VM's guest. What a card with a TAP device cannot have is an error.
+func (o *Options) tapPassage(c *process.NetworkConfig) (passage, error) {
+	if len(c.Ports) > 0 {
+		return passage{}, failure.New(failure.InvalidArgument, "publish port %v: not with a TAP device: use --network-backend usernet", c.Ports[0])
+	}
+	if o.Enforce == EnforceUser {
+		return passage{}, failure.New(failure.InvalidArgument, "--network-enforce user: the policy of a card with a TAP device is always enforced by the kernel")
+	}
+	return throughTap(c.Policy)
+}
+
+// tapConfig is the network of the draft's process.
+func (d *draft) tapConfig(mtu int) tapnet.Config {
+	return tapnet.Config{Name: d.record.ID, MTU: mtu, Resolver: firstResolver4(hostResolvers(resolvPath))}
 }
 
 // makeTap makes the network of the draft's process, in which nothing is allowed yet.
-func (d *draft) makeTap(mtu int) error {
-	if len(d.network.Ports) > 0 {
-		return failure.New(failure.InvalidArgument, "publish port %v: not with a TAP device: use --network-backend usernet", d.network.Ports[0])
+func (d *draft) makeTap(mtu int) (*tapnet.Network, error) {
+	network, err := tapnet.Create(d.tapConfig(mtu))
+	if err != nil {
+		return nil, tapFailure(err)
 	}
-	if d.enforce == EnforceUser {
-		return failure.New(failure.InvalidArgument, "--network-enforce user: the policy of a card with a TAP device is always enforced by the kernel")
+	d.record.Enforcement = &Enforcement{By: EnforceKernel}
+	data, err := json.Marshal(network.Record)
+	if err == nil {
+		err = os.WriteFile(d.node.tapFile(d.record.ID), append(data, '\n'), 0o600)
 	}
-	var err error
-	if d.admitted, err = tapPolicy(d.network.Policy); err != nil {
-		return err
+	if err == nil {
+		d.tap, err = tapnet.Open(d.record.ID, network.Record)
 	}
-	d.tap, err = tapnet.Create(tapnet.Config{Name: d.record.ID, MTU: mtu, Resolver: firstResolver4(d.network.Resolvers)})
+	if err != nil {
+		network.Close()
+		return nil, err
+	}
+	d.tapRecord = network.Record
+	return network, nil
+}
+
+// claimTap takes the network of a process that waits.
+func (d *draft) claimTap(mtu int) error {
+	r, err := d.node.tap(d.record.ID)
+	if err != nil || r == nil {
+		return tapnet.ErrGone // or nobody finds it
+	}
+	d.tapRecord = *r
+	if d.tap, err = tapnet.Claim(d.tapConfig(mtu), *r); err != nil {
+		return tapFailure(err)
+	}
+	return nil
+}
+
+func tapFailure(err error) error {
 	var unavailable *tapnet.UnavailableError
 	if errors.As(err, &unavailable) {
 		return failure.New(failure.NetworkUnavailable, "%w; or go without, with --network-backend usernet", err)
-	}
-	if err != nil {
-		return err
-	}
-	d.record.Enforcement = &Enforcement{By: EnforceKernel}
-	data, err := json.Marshal(d.tap.Maps)
-	if err == nil {
-		err = os.WriteFile(d.node.tapFile(d.record.ID), append(data, '\n'), 0o600)
 	}
 	return err
 }
@@ -136,20 +176,16 @@ func firstResolver4(list []netip.AddrPort) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// admit lets the draft's guest use its network, and hands that over.
-func (d *draft) admit(c *process.StartConfig) error {
+// admitToTap lets the draft's guest use its network.
+func (d *draft) admitToTap(c *process.StartConfig) error {
 	card, err := d.record.Identity.CardAddress()
 	if err == nil {
-		err = d.tap.Admit(card, d.admitted)
+		err = d.tap.Admit(card, d.pass.policy)
 	}
 	if err != nil {
 		return err
 	}
-	host, err := linux.HostAddresses()
-	if err != nil {
-		return err
-	}
-	c.Tap = &process.TapConfig{Host: host, Device: d.tap.Tap, Counts: d.tap.Counts, Events: d.tap.Events, Names: d.tap.Names, IPv6: d.tap.IPv6}
+	c.Tap = &process.TapConfig{Host: d.pass.host, Names: d.tapRecord.Names(), IPv6: d.tapRecord.IPv6}
 	return nil
 }
 

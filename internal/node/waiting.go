@@ -29,13 +29,21 @@ type Waiting struct {
 	CPUs int
 	// Snapshot is what the VMs are made of. Empty: any VM.
 	Snapshot string
+	// Backend is what is behind the VMs' network card. Empty: they have none, as those of
+	// a snapshot never have.
+	Backend Backend
+	// NetworkMTU is the size of the largest packet of a card with a TAP device; machine.DefaultMTU if 0.
+	NetworkMTU int
 }
 
 // Prepare brings the number of processes that wait for such a VM to the count, and
 // returns how many there are. Processes that cannot be used any more are removed.
 func (n *Node) Prepare(ctx context.Context, w Waiting) (int, error) {
-	like := Record{Shape: machine.Shape{CPUs: w.CPUs}}
+	like := Record{Shape: w.shape()}
 	if w.Snapshot != "" {
+		if w.Backend != "" {
+			return 0, failure.New(failure.InvalidArgument, "processes that wait for a snapshot have no network card")
+		}
 		m, err := n.rehearsable(w.Snapshot)
 		if err != nil {
 			return 0, err
@@ -49,17 +57,18 @@ func (n *Node) Prepare(ctx context.Context, w Waiting) (int, error) {
 	have := 0
 	for _, r := range waiting {
 		switch {
-		case r.Program != n.program || like.Shape.CPUs == 0 || n.isOrphaned(r):
+		case !n.usable(r) || like.Shape.CPUs == 0 || n.isOrphaned(r):
 			n.endWaiting(r)
-		case r.Rehearsed == like.Rehearsed && r.Snapshot == like.Snapshot && r.Shape.CPUs == like.Shape.CPUs:
-			if have++; have > w.Count {
+		case r.Rehearsed == like.Rehearsed && r.Snapshot == like.Snapshot && r.Shape.CPUs == like.Shape.CPUs && n.suits(r, w.Backend, like.Shape.NetworkMTU):
+			if have == w.Count || !n.intact(r) {
 				n.endWaiting(r)
+				continue
 			}
+			have++
 		}
 	}
-	have = min(have, w.Count)
 	for ; have < w.Count; have++ {
-		if err := n.prepareOne(ctx, like); err != nil {
+		if err := n.prepareOne(ctx, like, w.Backend); err != nil {
 			return have, failure.As(failure.Internal, fmt.Errorf("prepare a process for a vm: %w", err))
 		}
 	}
@@ -67,14 +76,15 @@ func (n *Node) Prepare(ctx context.Context, w Waiting) (int, error) {
 }
 
 // prepareOne makes one more process wait, of which the record will say what this one says.
-func (n *Node) prepareOne(ctx context.Context, like Record) error {
+func (n *Node) prepareOne(ctx context.Context, like Record, backend Backend) error {
 	like.ID = newID()
 	d, err := n.newDirectory(n.waitingPath(&like), like.ID)
 	if err != nil {
 		return err
 	}
 	d.record.Shape, d.record.Rehearsed, d.record.Snapshot = like.Shape, like.Rehearsed, like.Snapshot
-	if err = d.prepare(like.Shape.CPUs, 0); err == nil {
+	d.backend, d.enforce = backend, EnforceAuto
+	if err = d.prepare(like.Shape.CPUs, like.Shape.NetworkMTU); err == nil {
 		if like.Rehearsed == "" {
 			err = d.prepared.Detach(ctx)
 		} else {
@@ -85,6 +95,7 @@ func (n *Node) prepareOne(ctx context.Context, like Record) error {
 		d.abandon()
 		return err
 	}
+	d.letGo()
 	return d.lock.Close()
 }
 
@@ -125,11 +136,14 @@ func (n *Node) WaitingProcesses() ([]*Record, error) {
 
 // endWaiting ends a waiting process, unless somebody has begun to use it.
 func (n *Node) endWaiting(r *Record) {
-	d := n.takeOver(r)
-	if d == nil {
-		return
+	if d := n.takeOver(r); d != nil {
+		d.end()
 	}
-	if p, err := (&VM{Record: *r}).open(); err == nil {
+}
+
+// end ends the process that has waited.
+func (d *draft) end() {
+	if p, err := (&VM{Record: d.record}).open(); err == nil {
 		// Not an error if it is gone already.
 		_ = p.Signal(syscall.SIGKILL)
 		p.Close()
@@ -155,6 +169,7 @@ func (n *Node) takeOver(r *Record) *draft {
 
 // handBack makes the directory one of a waiting process again.
 func (d *draft) handBack() {
+	d.letGo()
 	if os.Rename(d.dir, d.node.waitingPath(&d.record)) != nil {
 		d.abandon()
 		return
@@ -166,16 +181,13 @@ func (d *draft) handBack() {
 // has rehearsed what the VM begins near.
 func (n *Node) draft(ctx context.Context, o Options, l plan) (*draft, error) {
 	shape := l.checkpoint.Shape
-	if shape.NetworkMTU != 0 { // those that wait have no network
-		return n.newDraft(o.Name)
-	}
-	if l.rehearsed != "" {
+	if l.rehearsed != "" && shape.NetworkMTU == 0 {
 		fits := func(r *Record) bool { return r.Rehearsed == l.rehearsed && r.Shape.Compatible(shape) == nil }
 		if d, err := n.adoptAny(ctx, o, l.rehearsed, shape.MemoryBytes, fits); d != nil || err != nil {
 			return d, err
 		}
 	}
-	fits := func(r *Record) bool { return r.Shape.CPUs == shape.CPUs }
+	fits := func(r *Record) bool { return n.fits(r, &o, shape) }
 	if d, err := n.adoptAny(ctx, o, "", shape.MemoryBytes, fits); d != nil || err != nil {
 		return d, err
 	}
@@ -200,7 +212,7 @@ func (n *Node) adoptAny(ctx context.Context, o Options, rehearsed string, ram ui
 			continue
 		}
 		r, err := readRecord(filepath.Join(n.waitingDir(), name))
-		if err != nil || r.Program != n.program || !fits(r) || !roomWhereItWaits(r.PID, o, ram) {
+		if err != nil || !n.usable(r) || !fits(r) || !roomWhereItWaits(r.PID, o, ram) {
 			continue
 		}
 		if d, err := n.adopt(ctx, r, o.Name); d != nil || err != nil {
@@ -221,6 +233,13 @@ func (n *Node) adopt(ctx context.Context, r *Record, name string) (*draft, error
 	}
 	d := n.takeOver(r)
 	if d == nil {
+		return nil, nil
+	}
+	if there, err := d.claim(); err != nil {
+		d.handBack()
+		return nil, err
+	} else if !there {
+		d.end()
 		return nil, nil
 	}
 	if err := n.reserve(name, r.ID); err != nil {

@@ -88,6 +88,80 @@ func TestPrepareEndsWhatIsTooMuch(t *testing.T) {
 	}
 }
 
+// waitWithCard makes a waiting process for VMs with a network card.
+func waitWithCard(t *testing.T, n *Node, backend Backend, mtu int) *Record {
+	t.Helper()
+	r := wait(t, n, 1, running(t))
+	_, program, err := n.command(backend == BackendUser)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Program, r.Shape.NetworkMTU = program, mtu
+	if err := r.write(filepath.Join(n.waitingDir(), r.ID)); err != nil {
+		t.Fatal(err)
+	}
+	if backend == BackendTap {
+		if err := os.WriteFile(n.tapFile(r.ID), []byte(`{"settings":4000000000}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+// Processes are told apart by the network card that they wait with, and leave nothing of it.
+func TestPrepareTellsCardsApart(t *testing.T) {
+	n := open(t)
+	n.config.NetworkCommand = n.config.Command
+	wait(t, n, 1, running(t))
+	waitWithCard(t, n, BackendUser, 1500)
+	waitWithCard(t, n, BackendTap, 1500)
+	waitWithCard(t, n, BackendTap, 9000)
+	card := func(backend Backend, mtu int) Waiting { return Waiting{CPUs: 1, Backend: backend, NetworkMTU: mtu} }
+	for i, w := range []Waiting{card(BackendTap, 1280), card(BackendTap, 0), card(BackendUser, 0), {CPUs: 1}, card(BackendTap, 9000)} {
+		if have, err := n.Prepare(t.Context(), w); err != nil || have != 0 {
+			t.Errorf("%+v: %d wait, %v", w, have, err)
+		}
+		if left := count(t, n.waitingDir()); left != 4-i {
+			t.Errorf("%+v: %d are left, not %d", w, left, 4-i)
+		}
+	}
+	if left := count(t, n.groupsDir()); left != 0 {
+		t.Errorf("%d networks are on record", left)
+	}
+}
+
+// One that waits with a network that nobody finds, with another card, or under another's watch, is not made a VM.
+func TestDraftWithoutTheNetwork(t *testing.T) {
+	n := open(t)
+	n.config.NetworkCommand = n.config.Command
+	broken := waitWithCard(t, n, BackendTap, 1500)
+	if err := os.WriteFile(n.tapFile(broken.ID), []byte("no record"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waitWithCard(t, n, BackendTap, 9000)
+	watched := waitWithCard(t, n, BackendUser, 1500)
+	watched.Enforcement = &Enforcement{By: EnforceKernel}
+	if err := watched.write(filepath.Join(n.waitingDir(), watched.ID)); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []Options{{Backend: BackendTap, Enforce: EnforceAuto}, {Backend: BackendUser, Enforce: EnforceUser}, {}} {
+		d, err := n.draft(t.Context(), o, planFor(machine.Shape{CPUs: 1, NetworkMTU: 1500}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.record.PID != 0 {
+			t.Errorf("%+v: made of a process that waits", o)
+		}
+		d.abandon()
+	}
+	if left := count(t, n.waitingDir()); left != 2 {
+		t.Errorf("%d wait", left)
+	}
+	if exists(n.tapFile(broken.ID)) {
+		t.Error("the record that is none is there")
+	}
+}
+
 func TestDeadAndForeignWaitingProcesses(t *testing.T) {
 	n := open(t)
 	p := running(t)

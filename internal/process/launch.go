@@ -32,8 +32,8 @@ type PrepareConfig struct {
 	// Group, if set, is the directory of a control group for the process, which then gives up all privileges and its view of the
 	// file system before its guest runs.
 	Group *os.File
-	// Network, if set, is the network namespace for the process, which gives up the same then.
-	Network *os.File
+	// Tap, if set, is the process's network, and it gives up the same then.
+	Tap *TapFiles
 	// Launched, if set, is called with the process before it is told anything, so
 	// that it is on record before it is a VM. An error ends it.
 	Launched func(p *linux.Process) error
@@ -54,7 +54,7 @@ type StartConfig struct {
 	ReadyTimeout time.Duration
 	// Network is what is behind the network card, if the shape has one.
 	Network *NetworkConfig
-	// Tap is set if that has a TAP device.
+	// Tap is set if the process was prepared with a TAP device.
 	Tap *TapConfig
 	// Attached makes the VM end with the calling process, however that ends, or
 	// when Release is called on the result.
@@ -113,8 +113,8 @@ func spawn(c PrepareConfig, socket *os.File) (*linux.Process, error) {
 		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(c.Group.Fd())
 	}
 	start := cmd.Start
-	if c.Network != nil {
-		start = func() error { return linux.InNetwork(c.Network, cmd.Start) }
+	if c.Tap != nil {
+		start = func() error { return linux.InNetwork(c.Tap.Space, cmd.Start) }
 	}
 	if err := start(); err != nil {
 		return nil, fmt.Errorf("start vm process: %w", err)
@@ -184,7 +184,8 @@ func (c *PrepareConfig) send(launcher *conn) error {
 		Console:   t.add(console),
 		KVM:       t.add(c.KVM),
 		CPUs:      c.CPUs,
-		Confined:  c.Group != nil || c.Network != nil,
+		Tap:       t.addTap(c.Tap),
+		Confined:  c.Group != nil || c.Tap != nil,
 	}
 	return sent(launcher.send(request{Op: opPrepare, Prepare: &form}, t.files))
 }
@@ -314,7 +315,7 @@ func (c *StartConfig) form(t *table) (*startForm, *os.File, error) {
 		Initrd:       t.add(c.Initrd),
 		Identity:     c.Identity,
 		Network:      c.Network,
-		Tap:          t.addTap(c.Tap),
+		Tap:          c.Tap,
 		ReadyTimeout: c.ReadyTimeout,
 		Attached:     c.Attached,
 		Tops:         t.addAll(c.Tops),

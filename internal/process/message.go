@@ -114,6 +114,8 @@ type prepareForm struct {
 	Console   int `json:"console"`
 	KVM       int `json:"kvm"`
 	CPUs      int `json:"cpus"`
+	// Tap is nil for a process without a TAP device.
+	Tap *tapForm `json:"tap,omitempty"`
 	// Confined: the process gives up what it does not need before its guest runs.
 	Confined bool `json:"confined,omitempty"`
 }
@@ -131,7 +133,7 @@ type startForm struct {
 	// Network is nil for a machine without a card.
 	Network *NetworkConfig `json:"network,omitempty"`
 	// Tap is nil for a network that is this process's.
-	Tap *tapForm `json:"tap,omitempty"`
+	Tap *TapConfig `json:"tap,omitempty"`
 	// ReadyTimeout bounds the wait for the guest agent.
 	ReadyTimeout time.Duration `json:"ready_timeout_ns"`
 	// Attached: the VM ends when the launch socket is closed.

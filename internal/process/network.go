@@ -21,8 +21,11 @@ type Options struct {
 }
 
 // addNetwork makes the network of a machine with a card.
-func (s *server) addNetwork(c *machine.Config, form *startForm, files *claims) error {
-	if s.options.Network == nil && form.Tap == nil {
+func (s *server) addNetwork(c *machine.Config, form *startForm) error {
+	switch {
+	case (form.Tap != nil) != (s.tap != nil):
+		return errors.New("the process was made for another network")
+	case s.tap == nil && s.options.Network == nil:
 		return errors.New("this program has no network for a machine with a card")
 	}
 	rules, err := form.Network.Policy.Compile()
@@ -33,7 +36,7 @@ func (s *server) addNetwork(c *machine.Config, form *startForm, files *claims) e
 		return err
 	}
 	if form.Tap != nil {
-		return addTap(c, rules, form.Tap, files)
+		return s.addTap(c, rules, *form.Tap)
 	}
 	c.Network, err = s.options.Network(c.MAC, c.Shape.NetworkMTU, rules, *form.Network)
 	if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EACCES) {

@@ -69,6 +69,7 @@ func (s *server) prepare(form *prepareForm, files []*os.File) error {
 		return errors.New("prepare message is empty")
 	}
 	s.directory.file, s.console = claimed.take(form.Directory), claimed.take(form.Console)
+	s.tap = claimed.takeTap(form.Tap)
 	control, vsock, device := claimed.take(form.Control), claimed.take(form.Vsock), claimed.take(form.KVM)
 	defer linux.CloseFiles(control, vsock, device)
 	if claimed.err != nil {

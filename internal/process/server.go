@@ -69,6 +69,7 @@ type server struct {
 	// Until the machine takes them over.
 	prepared *machine.Prepared
 	vsock    *net.UnixListener
+	tap      *TapFiles // nil without a TAP device
 
 	machine   *machine.Machine
 	role      *machine.Role // of a machine that has rehearsed, when it is known
@@ -137,7 +138,7 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	c.Tops = files.takeAll(form.Tops)
 	err = errors.Join(err, files.err)
 	if err == nil && form.Network != nil {
-		err = s.addNetwork(&c, form, files)
+		err = s.addNetwork(&c, form)
 	}
 	if err != nil {
 		// What the machine would have taken over is still ours.
@@ -431,6 +432,7 @@ func (s *server) close() {
 	if s.vsock != nil {
 		s.vsock.Close()
 	}
+	s.tap.close()
 	if s.control != nil {
 		s.control.Close()
 	}

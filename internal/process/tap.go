@@ -10,41 +10,56 @@ import (
 	"github.com/forkvm/forkvm/internal/machine"
 )
 
-// TapConfig is a network that the kernel makes and guards, see tap.Config. Files stay the caller's.
-type TapConfig struct {
+// TapFiles are a network that the kernel makes and guards, see tap.Config. They stay the caller's.
+type TapFiles struct {
+	// Space is the network namespace for the process.
+	Space                  *os.File
 	Device, Counts, Events *os.File
-	Host                   []netip.Addr
-	Names, IPv6            bool
 }
 
-// tapForm is TapConfig as it travels.
+// TapConfig is what a guest's network with TapFiles is, beside its NetworkConfig.
+type TapConfig struct {
+	Host  []netip.Addr `json:"host,omitempty"`
+	Names bool         `json:"names,omitempty"`
+	IPv6  bool         `json:"ipv6,omitempty"`
+}
+
+// tapForm is TapFiles as they travel: a process is in its network namespace from its beginning.
 type tapForm struct {
-	Device int          `json:"device"`
-	Counts int          `json:"counts"`
-	Events int          `json:"events"`
-	Host   []netip.Addr `json:"host,omitempty"`
-	Names  bool         `json:"names,omitempty"`
-	IPv6   bool         `json:"ipv6,omitempty"`
+	Device int `json:"device"`
+	Counts int `json:"counts"`
+	Events int `json:"events"`
 }
 
-func (t *table) addTap(c *TapConfig) *tapForm {
-	if c == nil {
+func (t *table) addTap(f *TapFiles) *tapForm {
+	if f == nil {
 		return nil
 	}
-	return &tapForm{Device: t.add(c.Device), Counts: t.add(c.Counts), Events: t.add(c.Events), Host: c.Host, Names: c.Names, IPv6: c.IPv6}
+	return &tapForm{Device: t.add(f.Device), Counts: t.add(f.Counts), Events: t.add(f.Events)}
 }
 
-// addTap makes the network of a machine whose card has a TAP device.
-func addTap(c *machine.Config, rules *policy.Rules, form *tapForm, files *claims) error {
-	config := tap.Config{
-		Tap: files.take(form.Device), Counts: files.take(form.Counts), Events: files.take(form.Events),
-		Guest: c.MAC, Policy: rules, Host: form.Host, Names: form.Names, IPv6: form.IPv6,
+// takeTap is the receiving end of addTap.
+func (c *claims) takeTap(form *tapForm) *TapFiles {
+	if form == nil {
+		return nil
 	}
-	if files.err != nil {
-		linux.CloseFiles(config.Tap, config.Counts, config.Events)
-		return files.err
+	return &TapFiles{Device: c.take(form.Device), Counts: c.take(form.Counts), Events: c.take(form.Events)}
+}
+
+func (f *TapFiles) close() {
+	if f != nil {
+		linux.CloseFiles(f.Device, f.Counts, f.Events)
 	}
-	n, err := tap.New(config)
+}
+
+// addTap makes the network of a machine whose card has the TAP device of this process.
+func (s *server) addTap(c *machine.Config, rules *policy.Rules, t TapConfig) error {
+	files := s.tap
+	s.tap = nil
+	n, err := tap.New(tap.Config{
+		Tap: files.Device, Counts: files.Counts, Events: files.Events,
+		Guest: c.MAC, Policy: rules, Host: t.Host, Names: t.Names, IPv6: t.IPv6,
+	})
 	if err != nil {
 		return err
 	}

@@ -3,12 +3,16 @@ package tapnet
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/forkvm/forkvm/devices/nic/nictest"
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // TestClassifier: kernels without tcx have the same programs elsewhere.
@@ -40,21 +44,26 @@ func TestCaseD9(t *testing.T) {
 	const rounds, at = 2, 10
 	w := newWorld(t)
 	rules := nictest.Allow(t, world4)
-	dead := make(chan *Network, rounds*at)
+	type gone struct {
+		name   string
+		record Record
+	}
+	dead := make(chan gone, rounds*at)
 	for range rounds {
 		var all sync.WaitGroup
 		for range at {
 			all.Go(func() {
-				var n *Network
-				w.in(t, w.host, func() (err error) {
-					n, err = Create(Config{Name: w.name(), MTU: 1500})
-					return err
-				})
-				if err := n.Admit(nictest.Card, policyOf(rules)); err != nil {
+				n, name := w.create(t, Config{})
+				c, err := Open(name, n.Record)
+				if err == nil {
+					err = c.Admit(nictest.Card, policyOf(rules))
+					c.Close()
+				}
+				if err != nil {
 					t.Error(err)
 				}
 				n.Close() // all that a killed process and its launcher do
-				dead <- n
+				dead <- gone{name, n.Record}
 			})
 		}
 		all.Wait()
@@ -65,7 +74,7 @@ func TestCaseD9(t *testing.T) {
 	close(dead)
 	for n := range dead {
 		w.eventually(t, "maps are left", func() bool {
-			c, err := Open(n.name, n.Maps)
+			c, err := Open(n.name, n.record)
 			if err == nil {
 				c.Close()
 			}
@@ -83,26 +92,85 @@ func (w *world) eventually(t testing.TB, otherwise string, done func() bool) {
 	}
 }
 
+// create makes a network on the host, and returns its name.
+func (w *world) create(t testing.TB, c Config) (n *Network, name string) {
+	t.Helper()
+	c.Name, c.MTU = w.name(), 1500
+	w.in(t, w.host, func() (err error) {
+		n, err = Create(c)
+		return err
+	})
+	return n, c.Name
+}
+
+// A network that was made ahead is claimed only if it is what would be made now, and all of it is there.
+func TestClaimRefuses(t *testing.T) {
+	w := newWorld(t)
+	resolver := netip.MustParseAddrPort("9.9.9.9:53")
+	for what, test := range map[string]struct {
+		change func(*Network, *Config) error
+		want   error
+	}{
+		"nothing has changed":     {func(*Network, *Config) error { return nil }, nil},
+		"another resolver":        {func(_ *Network, c *Config) error { c.Resolver = resolver; return nil }, ErrStale},
+		"another build":           {func(n *Network, _ *Config) error { n.Record.Source = "other"; return nil }, ErrStale},
+		"a way of IPv6 went":      {func(n *Network, _ *Config) error { n.Record.Leads6 = !n.Record.Leads6; return nil }, ErrStale},
+		"the way out was removed": {func(n *Network, _ *Config) error { return linkDo(n.Record.Uplink, (*netlink.Handle).LinkDel) }, ErrGone},
+		"the way out is down":     {func(n *Network, _ *Config) error { return linkDo(n.Record.Uplink, (*netlink.Handle).LinkSetDown) }, ErrGone},
+		"another's way out":       {func(n *Network, _ *Config) error { n.Record.Uplink = 1; return nil }, ErrGone},
+		"the TAP was removed": {func(n *Network, _ *Config) error {
+			return linux.InNetwork(n.Space, func() error { return ip("link del " + tapName) })
+		}, ErrGone},
+		"another's maps": {func(n *Network, _ *Config) error { n.Record.Policies = n.Record.Settings; return nil }, ErrGone},
+	} {
+		n, name := w.create(t, Config{})
+		c := Config{Name: name, MTU: 1500}
+		w.in(t, w.host, func() error { return test.change(n, &c) })
+		w.eventually(t, what, func() bool { // maps go some time after what they belong to
+			var control *Control
+			var err error
+			w.in(t, w.host, func() error { control, err = Claim(c, n.Record); return nil })
+			if control != nil {
+				control.Close()
+			}
+			return errors.Is(err, test.want)
+		})
+		n.Close()
+	}
+}
+
+// linkDo does something with an interface of the calling thread's namespace.
+func linkDo(index int, do func(*netlink.Handle, netlink.Link) error) error {
+	nl, err := netlink.NewHandle()
+	if err != nil {
+		return err
+	}
+	defer nl.Close()
+	link, err := nl.LinkByIndex(index)
+	if err != nil {
+		return err
+	}
+	return do(nl, link)
+}
+
 // What is on record of a network that is gone, or another's, leads nowhere.
 func TestOpenRefuses(t *testing.T) {
 	w := newWorld(t)
-	var one, two *Network
-	for _, n := range []**Network{&one, &two} {
-		w.in(t, w.host, func() (err error) {
-			*n, err = Create(Config{Name: w.name(), MTU: 1500})
-			return err
-		})
-		defer (*n).Close()
-	}
-	for _, ids := range []Maps{{}, two.Maps, {one.Maps.Settings, two.Maps.Policies}, {one.Maps.Policies, one.Maps.Settings}, {1 << 30, 1 << 30}} {
-		if c, err := Open(one.name, ids); !errors.Is(err, ErrGone) {
-			t.Errorf("%v: %v", ids, err)
+	one, name := w.create(t, Config{})
+	defer one.Close()
+	two, _ := w.create(t, Config{})
+	defer two.Close()
+	maps := func(settings, policies uint32) Record { return Record{Settings: settings, Policies: policies} }
+	own, other := one.Record, two.Record
+	for _, r := range []Record{{}, other, maps(own.Settings, other.Policies), maps(own.Policies, own.Settings), maps(1<<30, 1<<30)} {
+		if c, err := Open(name, r); !errors.Is(err, ErrGone) {
+			t.Errorf("%+v: %v", r, err)
 			if err == nil {
 				c.Close()
 			}
 		}
 	}
-	c, err := Open(one.name, one.Maps)
+	c, err := Open(name, one.Record)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,8 @@ type Control struct {
 }
 
 // Open finds a network by its name and by what is on record of it, which need not be trusted. It is ErrGone if it has ended.
-func Open(name string, ids Maps) (*Control, error) {
-	m, err := openMaps(name, ids)
+func Open(name string, r Record) (*Control, error) {
+	m, err := openMaps(name, r)
 	if err != nil {
 		return nil, fmt.Errorf("open network (%s): %w", name, err)
 	}
@@ -28,7 +28,8 @@ func Open(name string, ids Maps) (*Control, error) {
 // Close gives back what Open has taken. The network stays.
 func (c *Control) Close() { c.maps.close() }
 
-func (c *Control) admit(card nic.MAC, p Policy) error {
+// Admit lets a guest use a network that nobody uses: the card's address, and what it may reach.
+func (c *Control) Admit(card nic.MAC, p Policy) error {
 	err := c.maps.setPolicy(p)
 	if err == nil {
 		err = c.maps.change(func(s *settings) { s.MAC, s.Open = card, 1 })

@@ -175,18 +175,18 @@ func (u *uplink) stations(host bool) (list []station) {
 	return list
 }
 
-// connect brings the host's end up.
-func (u *uplink) connect() error {
+// connect brings the host's end up, and returns its number.
+func (u *uplink) connect() (index int, err error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
+		return 0, fmt.Errorf("open netlink: %w", err)
 	}
 	defer nl.Close()
 	link, err := nl.LinkByName(u.hostName())
 	if err != nil {
-		return fmt.Errorf("find interface (%s): %w", u.hostName(), err)
+		return 0, fmt.Errorf("find interface (%s): %w", u.hostName(), err)
 	}
-	return addStations(nl, link, uplinkMAC(), hasIPv6(), u.stations(true))
+	return link.Attrs().Index, addStations(nl, link, uplinkMAC(), hasIPv6(), u.stations(true))
 }
 
 // hostTable is the name of the rules of the host; others are of another build.

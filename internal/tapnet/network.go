@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/internal/linux"
 )
 
@@ -32,20 +32,13 @@ type Network struct {
 	// Space is the network namespace in which the VM's process has to be started, Tap the device, and Counts and Events maps for
 	// whoever has the device: what became of frames, and what was refused.
 	Space, Tap, Counts, Events *os.File
-	// Maps is what Open needs.
-	Maps Maps
-	// Names says that there is somebody to ask for names.
-	Names bool
-	// IPv6 says that there is some on the link.
-	IPv6 bool
-
-	name   string
-	leads6 bool // out of the host, by IPv6
+	// Record is what others need to find it.
+	Record Record
 }
 
 const maxName = 14
 
-// Create makes a network, in which nothing is allowed. Errors are *UnavailableError if this host, or this user, can have none.
+// Create makes a network, in which nothing is allowed until Control.Admit. Errors are *UnavailableError if this host, or this user, can have none.
 func Create(c Config) (*Network, error) {
 	if len(c.Name) == 0 || len(c.Name) > maxName {
 		return nil, fmt.Errorf("create network (%s): the name is none", c.Name)
@@ -64,23 +57,23 @@ func create(c Config) (n *Network, err error) {
 	if err := prepareHost(); err != nil {
 		return nil, err
 	}
-	programs, err := load(c.Name)
-	if err != nil {
-		return nil, err
-	}
-	defer programs.Close()
+	// The kernel waits for itself when it takes the rules; its verifier can work meanwhile.
+	programs := sync.OnceValues(func() (*ebpf.Collection, error) { return load(c.Name) })
+	go programs()
+	defer func() {
+		if p, err := programs(); err == nil {
+			p.Close()
+		}
+	}()
 	host, err := linux.OwnNetwork()
 	if err != nil {
 		return nil, err
 	}
 	defer host.Close()
-	n = &Network{name: c.Name, leads6: IPv6() == nil, Names: c.Resolver.IsValid() && c.Resolver.Addr().Is4() && !c.Resolver.Addr().IsLoopback()}
-	if !n.Names {
-		c.Resolver = netip.AddrPort{}
-	}
+	n = &Network{Record: newRecord(c.Resolver)}
 	var up *uplink
 	n.Space, err = linux.NewNetwork(func() (err error) {
-		n.IPv6 = hasIPv6()
+		n.Record.IPv6 = hasIPv6()
 		if n.Tap, err = makeTap(); err != nil {
 			return err
 		}
@@ -93,7 +86,7 @@ func create(c Config) (n *Network, err error) {
 		err = n.keep(programs)
 	}
 	if err == nil {
-		err = up.connect()
+		n.Record.Uplink, err = up.connect()
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.Close())
@@ -102,7 +95,10 @@ func create(c Config) (n *Network, err error) {
 }
 
 // configure makes the namespace the guest's gateway.
-func (n *Network) configure(c Config, programs *ebpf.Collection, up *uplink) error {
+func (n *Network) configure(c Config, programs func() (*ebpf.Collection, error), up *uplink) error {
+	if err := setTable("forkvm", guestChains(n.Record.Resolver)); err != nil {
+		return err
+	}
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
@@ -112,11 +108,12 @@ func (n *Network) configure(c Config, programs *ebpf.Collection, up *uplink) err
 	if err != nil {
 		return fmt.Errorf("find interface (%s): %w", tapName, err)
 	}
-	// The programs first: not one frame passes without them.
-	if err := attach(nl, programs, tap.Attrs().Index, c.classifier); err != nil {
+	loaded, err := programs()
+	if err != nil {
 		return err
 	}
-	if err := setTable("forkvm", guestChains(c.Resolver)); err != nil {
+	// Before the device is up: not one frame passes without them.
+	if err := attach(nl, loaded, tap.Attrs().Index, c.classifier); err != nil {
 		return err
 	}
 	if err := n.setParameters(); err != nil {
@@ -125,10 +122,10 @@ func (n *Network) configure(c Config, programs *ebpf.Collection, up *uplink) err
 	if err := forget(); err != nil { // there is nothing to be forgotten yet: a kernel that cannot is one too late in a reset
 		return err
 	}
-	if err := configureTap(nl, tap, c.MTU, n.IPv6); err != nil {
+	if err := configureTap(nl, tap, c.MTU, n.Record.IPv6); err != nil {
 		return err
 	}
-	return up.configure(nl, n.IPv6, n.leads6)
+	return up.configure(nl, n.Record.IPv6, n.Record.Leads6)
 }
 
 // sessionIdle is after how many seconds without a packet of UDP or ICMP the answer is a stranger's.
@@ -141,7 +138,7 @@ func (n *Network) setParameters() error {
 		[2]string{"ipv4/conf/tap0/send_redirects", "0"}, [2]string{"ipv4/icmp_ratelimit", "0"}, [2]string{"netfilter/nf_conntrack_tcp_loose", "0"},
 		[2]string{"netfilter/nf_conntrack_udp_timeout", sessionIdle}, [2]string{"netfilter/nf_conntrack_udp_timeout_stream", sessionIdle},
 		[2]string{"netfilter/nf_conntrack_icmp_timeout", sessionIdle}, [2]string{"netfilter/nf_conntrack_icmpv6_timeout", sessionIdle})
-	if err != nil || !n.IPv6 {
+	if err != nil || !n.Record.IPv6 {
 		return err
 	}
 	return set([2]string{"ipv6/conf/all/forwarding", "1"}, [2]string{"ipv6/conf/all/accept_redirects", "0"}, [2]string{"ipv6/conf/all/accept_ra", "0"},
@@ -150,7 +147,11 @@ func (n *Network) setParameters() error {
 }
 
 // keep notes the namespace's number and opens the maps for those who are to have them.
-func (n *Network) keep(programs *ebpf.Collection) (err error) {
+func (n *Network) keep(loaded func() (*ebpf.Collection, error)) error {
+	programs, err := loaded()
+	if err != nil {
+		return err
+	}
 	m := &maps{settings: programs.Maps[settingsMap], policies: programs.Maps[policiesMap]}
 	space, err := number(n.Space)
 	if err != nil {
@@ -158,7 +159,7 @@ func (n *Network) keep(programs *ebpf.Collection) (err error) {
 	}
 	if err := m.change(func(s *settings) {
 		s.Space = space
-		if n.Names {
+		if n.Record.Names() {
 			s.Resolver = 1
 		}
 	}); err != nil {
@@ -170,10 +171,10 @@ func (n *Network) keep(programs *ebpf.Collection) (err error) {
 	if n.Events, err = fileOf(programs.Maps[eventsMap]); err != nil {
 		return err
 	}
-	if n.Maps.Settings, err = idOf(m.settings); err != nil {
+	if n.Record.Settings, err = idOf(m.settings); err != nil {
 		return err
 	}
-	n.Maps.Policies, err = idOf(m.policies)
+	n.Record.Policies, err = idOf(m.policies)
 	return err
 }
 
@@ -195,16 +196,6 @@ func idOf(m *ebpf.Map) (uint32, error) {
 		return 0, unavailable(errors.New("maps of this kernel have no number"), "Linux 5.14 or later is needed")
 	}
 	return uint32(id), nil
-}
-
-// Admit lets a guest use the network: the card's address, and what it may reach.
-func (n *Network) Admit(card nic.MAC, p Policy) error {
-	c, err := Open(n.name, n.Maps)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return c.admit(card, p)
 }
 
 // Close gives all descriptors back. A network that nobody else has ends with that. It is idempotent.

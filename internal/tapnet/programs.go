@@ -120,22 +120,16 @@ func attachClassifier(nl *netlink.Handle, c *ebpf.Collection, index int) error {
 	return nil
 }
 
-// Maps name the maps of a network in the kernel. They are gone when the network is.
-type Maps struct {
-	Settings uint32 `json:"settings"`
-	Policies uint32 `json:"policies"`
-}
-
 // maps are those of a network that are written.
 type maps struct{ settings, policies *ebpf.Map }
 
 // openMaps opens a network's maps. Where they are on record need not be trusted: they have the network's name.
-func openMaps(name string, ids Maps) (m *maps, err error) {
+func openMaps(name string, r Record) (m *maps, err error) {
 	m = &maps{}
-	if m.settings, err = openMap(ids.Settings, settingsPrefix+name); err != nil {
+	if m.settings, err = openMap(r.Settings, settingsPrefix+name); err != nil {
 		return nil, err
 	}
-	if m.policies, err = openMap(ids.Policies, policiesPrefix+name); err != nil {
+	if m.policies, err = openMap(r.Policies, policiesPrefix+name); err != nil {
 		m.close()
 		return nil, err
 	}
@@ -189,13 +183,8 @@ type Policy struct {
 // setPolicy replaces what the guest may reach: each packet meets the old policy or the new one. Fragments of packets that began
 // under the old one end.
 func (m *maps) setPolicy(p Policy) error {
-	t, err := trie.New(p.Regions)
-	if err != nil {
+	if err := trie.Set(m.policies, uint32(0), p.Regions, ebpf.UpdateAny); err != nil {
 		return err
-	}
-	defer t.Close()
-	if err := m.policies.Put(uint32(0), t); err != nil {
-		return fmt.Errorf("set policy: %w", err)
 	}
 	return m.change(func(s *settings) {
 		s.Generation++

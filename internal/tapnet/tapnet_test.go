@@ -175,24 +175,25 @@ func (w *world) name() string { return fmt.Sprint("test", w.names.Add(1)) }
 func (w *world) New(t testing.TB, rules *policy.Rules) nictest.Network {
 	t.Helper()
 	var made *Network
+	c := Config{Name: w.name(), MTU: 1500, classifier: w.classifier, uplink: w.uplink}
 	w.in(t, w.host, func() (err error) {
-		c := Config{Name: w.name(), MTU: 1500, classifier: w.classifier, uplink: w.uplink}
 		w.eventually(t, "the way out is another's", func() bool {
 			made, err = Create(c)
 			return !errors.Is(err, unix.EEXIST)
 		})
 		return err
 	})
-	if err := made.Admit(nictest.Card, policyOf(rules)); err != nil {
-		t.Fatal(err)
-	}
 	n := &network{t: t, space: made.Space}
-	var err error
-	if n.control, err = Open(made.name, made.Maps); err != nil {
+	w.in(t, w.host, func() (err error) {
+		n.control, err = Claim(c, made.Record)
+		return err
+	})
+	if err := n.control.Admit(nictest.Card, policyOf(rules)); err != nil {
 		t.Fatal(err)
 	}
+	var err error
 	n.Net, err = tap.New(tap.Config{
-		Tap: made.Tap, Counts: made.Counts, Events: made.Events, Guest: nictest.Card, Policy: rules, Names: made.Names, IPv6: made.IPv6,
+		Tap: made.Tap, Counts: made.Counts, Events: made.Events, Guest: nictest.Card, Policy: rules, Names: made.Record.Names(), IPv6: made.Record.IPv6,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -119,8 +120,8 @@ func (t *trie) addPorts(class uint32, list []policy.Ports) {
 	}
 }
 
-// New makes a map of a policy. The caller closes it.
-func New(regions []policy.Region) (*ebpf.Map, error) {
+// newMap makes a map of a policy. The caller closes it.
+func newMap(regions []policy.Region) (*ebpf.Map, error) {
 	t := newTrie(regions)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
 		Type: ebpf.LPMTrie, KeySize: uint32(len(key{})), ValueSize: 4, MaxEntries: uint32(len(t.keys)), Flags: unix.BPF_F_NO_PREALLOC,
@@ -133,4 +134,53 @@ func New(regions []policy.Region) (*ebpf.Map, error) {
 		return nil, fmt.Errorf("fill policy of %d lines: %w", len(t.keys), err)
 	}
 	return m, nil
+}
+
+// Set puts a policy, as a map, into the map in which programs look for it. It returns when they find it there.
+func Set[K any](policies *ebpf.Map, key K, regions []policy.Region, how ebpf.MapUpdateFlags) error {
+	m, err := newMap(regions)
+	if err != nil {
+		return err
+	}
+	wanted, err := mapID(m)
+	var own *ebpf.Map
+	if err == nil {
+		own, err = policies.Clone()
+	}
+	if err != nil {
+		m.Close()
+		return fmt.Errorf("set policy: %w", err)
+	}
+	// The call returns when every program that may have found the policy before has come to its end. That takes the kernel some ten
+	// milliseconds without work, for which nobody has to wait.
+	put := make(chan error, 1)
+	go func() {
+		defer m.Close()
+		defer own.Close()
+		put <- own.Update(key, m, how)
+	}()
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		select {
+		case err := <-put:
+			if err != nil {
+				return fmt.Errorf("set policy: %w", err)
+			}
+			return nil
+		default:
+		}
+		var there ebpf.MapID
+		if policies.Lookup(key, &there) == nil && there == wanted {
+			return nil
+		}
+		time.Sleep(pause)
+	}
+}
+
+func mapID(m *ebpf.Map) (ebpf.MapID, error) {
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID() // since Linux 4.13
+	return id, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/forkvm/forkvm/cmd/forkvm/internal/output"
+	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/node"
 	"github.com/forkvm/forkvm/vmm"
 )
@@ -22,6 +23,9 @@ type waitingView struct {
 	Waiting  int    `json:"waiting"`
 	CPUs     int    `json:"cpus,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"`
+	// NetworkBackend and MTU are of the VMs' network card, if they have one.
+	NetworkBackend node.Backend `json:"network_backend,omitempty"`
+	MTU            int          `json:"mtu,omitempty"`
 }
 
 func (a *app) prepareVerb() *cobra.Command {
@@ -32,16 +36,21 @@ func (a *app) prepareVerb() *cobra.Command {
 		Long: "Starts processes that already have a virtual machine and wait. The next VMs with\n" +
 			"as many vCPUs use them up, one each, and start the faster for it. With --snapshot\n" +
 			"they have been a VM of the snapshot already, for a moment, and wait for the next\n" +
-			"ones of it, which start in a fraction of the time. The count is how many wait\n" +
-			"afterwards; with 0 and neither --cpus nor --snapshot all are ended.",
+			"ones of it, which start in a fraction of the time. With --network-backend they\n" +
+			"are for VMs with such a network card, and have what guards that already: nothing\n" +
+			"is let pass until a VM has its policy. The count is how many wait afterwards;\n" +
+			"with 0 and nothing else all are ended.",
 		Example: "  forkvm prepare --count 16\n" +
 			"  forkvm prepare --count 16 --snapshot base\n" +
+			"  forkvm prepare --count 16 --network-backend tap\n" +
 			"  forkvm prepare --count 0",
 		Args: needs(),
 	}
 	cmd.Flags().IntVarP(&w.Count, "count", "n", 1, fmt.Sprintf("how many wait afterwards, 0 to %d", maxWaiting))
 	cmd.Flags().IntVar(&w.CPUs, "cpus", defaultCPUs, fmt.Sprintf("vCPUs of the VMs, 1 to %d", vmm.MaxCPUs))
 	cmd.Flags().StringVar(&w.Snapshot, "snapshot", "", "snapshot of which the VMs are made")
+	cmd.Flags().Var(choice[node.Backend]{&w.Backend, []node.Backend{node.BackendUser, node.BackendTap}}, "network-backend", "what is behind the VMs' network card; without, they have none")
+	cmd.Flags().IntVar(&w.NetworkMTU, "mtu", machine.DefaultMTU, fmt.Sprintf("size of the largest packet of a network card with a TAP device, %d to %d", machine.MinMTU, machine.MaxMTU))
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, _ []string) error {
 		if w.Count < 0 || w.Count > maxWaiting {
 			return usagef("--count %d: 0 to %d are possible", w.Count, maxWaiting)
@@ -49,10 +58,15 @@ func (a *app) prepareVerb() *cobra.Command {
 		if w.CPUs < 1 || w.CPUs > vmm.MaxCPUs {
 			return usagef("--cpus %d: 1 to %d are possible", w.CPUs, vmm.MaxCPUs)
 		}
+		if err := checkWaitingMTU(&w, cmd.Flags().Changed("mtu")); err != nil {
+			return err
+		}
 		switch said := cmd.Flags().Changed("cpus"); {
+		case w.Backend != "" && w.Snapshot != "":
+			return usagef("--network-backend and --snapshot: processes that wait for a snapshot have no network card")
 		case said && w.Snapshot != "":
 			return usagef("--cpus and --snapshot: a VM has as many as its snapshot")
-		case w.Snapshot != "", w.Count == 0 && !said:
+		case w.Snapshot != "", w.Count == 0 && w.Backend == "" && !said:
 			w.CPUs = 0
 		}
 		waiting, err := n.Prepare(ctx, w)
@@ -60,10 +74,25 @@ func (a *app) prepareVerb() *cobra.Command {
 			return err
 		}
 		if a.format.Machine() {
-			return output.WriteObject(a.Stdout, a.format, waitingView{"forkvm/waiting/v1", waiting, w.CPUs, w.Snapshot})
+			return output.WriteObject(a.Stdout, a.format, waitingView{"forkvm/waiting/v1", waiting, w.CPUs, w.Snapshot, w.Backend, w.NetworkMTU})
 		}
 		_, err = fmt.Fprintln(a.Stdout, waiting)
 		return err
 	})
 	return a.withOutput(cmd)
+}
+
+// checkWaitingMTU leaves a size of packets only for the network cards whose processes it matters to.
+func checkWaitingMTU(w *node.Waiting, given bool) error {
+	if w.Backend != node.BackendTap {
+		if given {
+			return usagef("--mtu: is for --network-backend tap; other processes wait for cards of any")
+		}
+		w.NetworkMTU = 0
+		return nil
+	}
+	if w.NetworkMTU < machine.MinMTU || w.NetworkMTU > machine.MaxMTU {
+		return usagef("--mtu %d: %d to %d are possible", w.NetworkMTU, machine.MinMTU, machine.MaxMTU)
+	}
+	return nil
 }
