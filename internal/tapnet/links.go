@@ -175,7 +175,8 @@ func (u *uplink) stations(host bool) (list []station) {
 	return list
 }
 
-// connect brings the host's end up, and returns its number.
+// connect brings the host's end up, and returns its number. There is a link when the other end is, too: that one passes packets then, this
+// one when connected says so.
 func (u *uplink) connect() (index int, err error) {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {

@@ -1,9 +1,13 @@
 package tapnet
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,6 +29,45 @@ func set(parameters ...[2]string) error {
 		}
 	}
 	return nil
+}
+
+// answering returns when the calling thread's namespace answers neighbours on an interface who ask for addresses of IPv6. The kernel joins
+// the groups that they ask some time after it has the addresses.
+func answering(name string, addresses ...netip.Addr) error {
+	deadline := time.Now().Add(linkUp)
+	for _, a := range addresses {
+		for {
+			list, err := os.ReadFile("/proc/thread-self/net/igmp6")
+			if err != nil {
+				return fmt.Errorf("list groups of %s: %w", name, err)
+			}
+			if isMember(string(list), name, askedAt(a)) {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("bring %s up: nobody answers for %v", name, a)
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+	}
+	return nil
+}
+
+// askedAt is the group that neighbours of an address of IPv6 ask for it (RFC 4291, section 2.7.1).
+func askedAt(a netip.Addr) [16]byte {
+	group, own := netip.MustParseAddr("ff02::1:ff00:0").As16(), a.As16()
+	copy(group[13:], own[13:])
+	return group
+}
+
+// isMember looks for an interface's membership in a list of the kernel's: number and name of an interface, group, and more.
+func isMember(list, name string, group [16]byte) bool {
+	for line := range strings.Lines(list) {
+		if f := strings.Fields(line); len(f) > 2 && f[1] == name && f[2] == hex.EncodeToString(group[:]) {
+			return true
+		}
+	}
+	return false
 }
 
 // hasIPv6 says whether the calling thread's namespace has IPv6 at all.

@@ -6,11 +6,13 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/internal/linux"
 )
 
@@ -37,6 +39,9 @@ type Network struct {
 }
 
 const maxName = 14
+
+// linkUp is how long the kernel may take until a link that is there passes packets, and an address answers.
+const linkUp = 5 * time.Second
 
 // Create makes a network, in which nothing is allowed until Control.Admit. Errors are *UnavailableError if this host, or this user, can have none.
 func Create(c Config) (*Network, error) {
@@ -77,16 +82,20 @@ func create(c Config) (n *Network, err error) {
 		if n.Tap, err = makeTap(); err != nil {
 			return err
 		}
-		if up, err = makeUplink(host, c); err != nil {
-			return err
-		}
-		return n.configure(c, programs, up)
+		up, err = makeUplink(host, c)
+		return err
 	})
 	if err == nil {
-		err = n.keep(programs)
+		n.Record.Uplink, err = up.connect()
 	}
 	if err == nil {
-		n.Record.Uplink, err = up.connect()
+		err = linux.InNetwork(n.Space, func() error { return n.configure(c, programs, up) })
+	}
+	if err == nil {
+		err = connected(n.Record.Uplink, time.Now().Add(linkUp))
+	}
+	if err == nil {
+		err = n.keep(programs)
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.Close())
@@ -125,7 +134,10 @@ func (n *Network) configure(c Config, programs func() (*ebpf.Collection, error),
 	if err := configureTap(nl, tap, c.MTU, n.Record.IPv6); err != nil {
 		return err
 	}
-	return up.configure(nl, n.Record.IPv6, n.Record.Leads6)
+	if err := up.configure(nl, n.Record.IPv6, n.Record.Leads6); err != nil || !n.Record.IPv6 {
+		return err
+	}
+	return answering(tapName, nic.Gateway6, nic.Resolver6)
 }
 
 // sessionIdle is after how many seconds without a packet of UDP or ICMP the answer is a stranger's.

@@ -3,9 +3,9 @@ package tapnet
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -62,7 +62,7 @@ func claim(c Config, r Record) (*Control, error) {
 	if err := prepareHost(); err != nil {
 		return nil, err
 	}
-	if err := connected(r.Uplink); err != nil {
+	if err := connected(r.Uplink, time.Time{}); err != nil {
 		return nil, err
 	}
 	// The programs' maps are gone when the TAP is.
@@ -73,20 +73,30 @@ func claim(c Config, r Record) (*Control, error) {
 	return &Control{c.Name, m}, nil
 }
 
-// connected is ErrGone unless the host's end of a way out is there, and up.
-func connected(index int) error {
+// connected returns when the host's end of a way out passes packets. It is ErrGone if there is none, or it does not until the deadline.
+func connected(index int, deadline time.Time) error {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
 	defer nl.Close()
-	link, err := nl.LinkByIndex(index)
-	var missing netlink.LinkNotFoundError
-	switch {
-	case errors.As(err, &missing), err == nil && (!strings.HasPrefix(link.Attrs().Name, hostPrefix) || link.Attrs().Flags&net.FlagUp == 0):
-		return ErrGone
-	case err != nil:
-		return fmt.Errorf("find interface (%d): %w", index, err)
+	for ; ; time.Sleep(time.Millisecond) {
+		link, err := nl.LinkByIndex(index)
+		var missing netlink.LinkNotFoundError
+		switch {
+		case errors.As(err, &missing):
+			return ErrGone
+		case err != nil:
+			return fmt.Errorf("find interface (%d): %w", index, err)
+		}
+		is := link.Attrs()
+		switch {
+		case !strings.HasPrefix(is.Name, hostPrefix):
+			return ErrGone
+		case is.OperState == netlink.OperUp:
+			return nil
+		case time.Now().After(deadline):
+			return fmt.Errorf("interface %s is down: %w", is.Name, ErrGone)
+		}
 	}
-	return nil
 }
