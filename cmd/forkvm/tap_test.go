@@ -70,7 +70,7 @@ func TestTap(t *testing.T) {
 		t.Errorf("on a host that passes nothing on: %v", r)
 	}
 	route(t)
-	for _, refused := range [][]string{{"--allow", "good.example:80"}, {"--allow", worldAddress, "-p", "7070:70"}, {"--allow", hostAddress}, {"--allow", worldAddress, "--net-limit", "rate=1M"}} {
+	for _, refused := range [][]string{{"--allow", "good.example:80"}, {"--allow", worldAddress, "-p", "7070:70"}, {"--allow", hostAddress}, {"--allow", worldAddress, "--net-limit", "connections=4"}} {
 		entry := refused[1]
 		if len(refused) > 2 {
 			entry = "--network-backend usernet"

@@ -148,7 +148,7 @@ func (vm *VM) setKernelPolicy(p policy.Policy, rules *policy.Rules) error {
 		if err != nil {
 			return err
 		}
-		return vm.onTap(func(c *tapnet.Control) error { return c.SetPolicy(pass.policy) })
+		return vm.onTap(func(c *tapnet.Control) error { return c.SetPolicy(vm.space, pass.policy) })
 	}
 	group := vm.group()
 	if group == "" {

@@ -87,8 +87,8 @@ func throughTap(p policy.Policy) (pass passage, err error) {
 	if err == nil {
 		err = p.CheckAddresses(noNames)
 	}
-	if err == nil && p.Limits != (policy.Limits{}) {
-		err = errors.New("read network policy: a network card with a TAP device has no limits of its own: leave them out, or use --network-backend usernet")
+	if err == nil && (p.Limits.Connections != 0 || p.Limits.Sessions != 0) {
+		err = errors.New("read network policy: a network card with a TAP device has no limits of connections and sessions of its own: leave them out, or use --network-backend usernet")
 	}
 	if err != nil {
 		return pass, failure.As(failure.InvalidArgument, err)
@@ -103,7 +103,7 @@ func throughTap(p policy.Policy) (pass passage, err error) {
 				"read network policy: allow %s: is of this host, which a VM with a TAP device does not reach: use --network-backend usernet", r.Prefix)
 		}
 	}
-	pass.policy = tapnet.Policy{Regions: regions, Names: rules.Mode() == policy.Public}
+	pass.policy = tapnet.Policy{Regions: regions, Names: rules.Mode() == policy.Public, Rate: p.Limits.Rate, Bytes: p.Limits.Bytes}
 	return pass, nil
 }
 
@@ -180,7 +180,7 @@ func firstResolver4(list []netip.AddrPort) netip.AddrPort {
 func (d *draft) admitToTap(c *process.StartConfig) error {
 	card, err := d.record.Identity.CardAddress()
 	if err == nil {
-		err = d.tap.Admit(card, d.pass.policy)
+		err = d.tap.Admit(d.record.space, card, d.pass.policy)
 	}
 	if err != nil {
 		return err
@@ -189,17 +189,14 @@ func (d *draft) admitToTap(c *process.StartConfig) error {
 	return nil
 }
 
+// space opens the network namespace of the VM's process.
+func (r *Record) space() (*os.File, error) {
+	return os.Open(filepath.Join("/proc", strconv.Itoa(r.PID), "ns/net"))
+}
+
 // duringReset has the VM's network, if that has a TAP, forget what it knows of the guest and let nothing pass until do is done.
 func (vm *VM) duringReset(r *Record, do func() error) error {
-	err := vm.onTap(func(c *tapnet.Control) error {
-		space, err := os.Open(filepath.Join("/proc", strconv.Itoa(r.PID), "ns/net"))
-		if err != nil {
-			return err
-		}
-		defer space.Close()
-		return c.Suspend(space)
-	})
-	if err != nil {
+	if err := vm.onTap(func(c *tapnet.Control) error { return c.Suspend(r.space) }); err != nil {
 		return err
 	}
 	if err := do(); err != nil {

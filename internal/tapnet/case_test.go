@@ -56,7 +56,7 @@ func TestCaseD9(t *testing.T) {
 				n, name := w.create(t, Config{})
 				c, err := Open(name, n.Record)
 				if err == nil {
-					err = c.Admit(nictest.Card, policyOf(rules))
+					err = c.Admit(in(n.Space), nictest.Card, policyOf(rules))
 					c.Close()
 				}
 				if err != nil {
@@ -139,6 +139,30 @@ func TestClaimRefuses(t *testing.T) {
 	}
 }
 
+// Every rate that a policy can have is one that the kernel takes.
+func TestRates(t *testing.T) {
+	w := newWorld(t)
+	n, name := w.create(t, Config{})
+	defer n.Close()
+	c, err := Open(name, n.Record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	p := policyOf(nictest.Allow(t, world4))
+	for _, p.Rate = range []uint64{0, 1 << 10, 100_000, 1 << 30, 1 << 33, fastest, fastest + 1, 1<<64 - 1, 5_000_000, 0} {
+		if err := c.SetPolicy(in(n.Space), p); err != nil {
+			t.Errorf("%d bytes a second: %v", p.Rate, err)
+		}
+	}
+	p.Rate = 1 << 20
+	other, _ := w.create(t, Config{})
+	defer other.Close()
+	if err := c.SetPolicy(in(other.Space), p); !errors.Is(err, ErrGone) {
+		t.Errorf("a rate in another's namespace: %v", err)
+	}
+}
+
 // linkDo does something with an interface of the calling thread's namespace.
 func linkDo(index int, do func(*netlink.Handle, netlink.Link) error) error {
 	nl, err := netlink.NewHandle()
@@ -175,10 +199,10 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.Suspend(two.Space); !errors.Is(err, ErrGone) {
+	if err := c.Suspend(in(two.Space)); !errors.Is(err, ErrGone) {
 		t.Errorf("suspended in another's namespace: %v", err)
 	}
-	if err := c.Suspend(one.Space); err != nil {
+	if err := c.Suspend(in(one.Space)); err != nil {
 		t.Error(err)
 	}
 }

@@ -39,6 +39,8 @@ type settings struct {
 	Generation uint32
 	Resolver   uint32
 	Space      uint64
+	Rate       uint64
+	Bytes      uint64
 }
 
 // Names of the maps in the kernel begin with these, and end with the network's name.
@@ -160,11 +162,18 @@ func (m *maps) close() {
 	m.policies.Close()
 }
 
+func (m *maps) read() (s settings, err error) {
+	if err := m.settings.Lookup(uint32(0), &s); err != nil {
+		return s, fmt.Errorf("read settings: %w", err)
+	}
+	return s, nil
+}
+
 // change lets do change the settings.
 func (m *maps) change(do func(*settings)) error {
-	var s settings
-	if err := m.settings.Lookup(uint32(0), &s); err != nil {
-		return fmt.Errorf("read settings: %w", err)
+	s, err := m.read()
+	if err != nil {
+		return err
 	}
 	do(&s)
 	if err := m.settings.Put(uint32(0), s); err != nil {
@@ -178,6 +187,8 @@ type Policy struct {
 	Regions []policy.Region
 	// Names: it may ask for every name, if there is somebody to ask.
 	Names bool
+	// Rate is how many bytes a second may pass each way, Bytes how many in all, both ways together, 0 for any; of frames.
+	Rate, Bytes uint64
 }
 
 // setPolicy replaces what the guest may reach: each packet meets the old policy or the new one. Fragments of packets that began
@@ -188,7 +199,7 @@ func (m *maps) setPolicy(p Policy) error {
 	}
 	return m.change(func(s *settings) {
 		s.Generation++
-		s.Names = 0
+		s.Names, s.Rate, s.Bytes = 0, p.Rate, p.Bytes
 		if p.Names {
 			s.Names = uint8(s.Resolver)
 		}

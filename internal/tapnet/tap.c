@@ -39,6 +39,7 @@ enum class {
 	IS_FORGED,     // ARP, neighbour and router messages that only others may send
 	IS_OPTIONS,    // IP options, extension headers beside fragments
 	IS_FRAGMENT,   // of a packet whose beginning did not pass
+	IS_SPENT,      // the guest has had all bytes that it may have
 	IS_BYTES_FROM, // bytes of packets that the guest has sent, and that were let through to it
 	IS_BYTES_TO,
 	IS_STRAY,      // frames for the guest that it may not have
@@ -61,6 +62,8 @@ struct settings {
 	__u32 generation; // of the policy
 	__u32 resolver; // 1: somebody answers at the resolver's address
 	__u64 space; // the number of the network namespace
+	__u64 rate;  // bytes a second that may pass each way, which is queues' business; 0: any
+	__u64 bytes; // that may pass in all, both ways together; 0: any
 };
 
 struct {
@@ -69,6 +72,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct settings);
 } settings SEC(".maps");
+
+// How many bytes of frames with packets have passed, both ways together. Unlike counts it is for the programs alone.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} passed SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -155,6 +166,18 @@ static __always_inline void count(__u32 what, __u64 n)
 
 	if (c)
 		__sync_fetch_and_add(c, n);
+}
+
+// meter counts a packet that may pass otherwise, and says what becomes of it.
+static __always_inline int meter(struct __sk_buff *skb, const struct settings *s)
+{
+	__u32 zero = 0;
+	__u64 *bytes = bpf_map_lookup_elem(&passed, &zero);
+
+	if (!bytes || (s->bytes && *bytes >= s->bytes))
+		return IS_SPENT;
+	__sync_fetch_and_add(bytes, skb->len);
+	return IS_PACKET;
 }
 
 // arp looks at the address resolution protocol (RFC 826).
@@ -433,6 +456,8 @@ SEC("tc") int from_guest(struct __sk_buff *skb)
 	if (!s)
 		return TC_ACT_SHOT;
 	class = classify(skb, &f, s);
+	if (class == IS_PACKET)
+		class = meter(skb, s);
 	count(class, 1);
 	skb->mark = 0;
 	switch (class) {
@@ -448,35 +473,36 @@ SEC("tc") int from_guest(struct __sk_buff *skb)
 			tell(&f, class);
 		return TC_ACT_SHOT;
 	case IS_REFUSED:
+	case IS_SPENT:
 	case IS_PROTOCOL:
 	case IS_OPTIONS:
 		tell(&f, class);
 		if (f.more || f.later) // what is put together has one mark
 			return TC_ACT_SHOT;
-		skb->mark = class == IS_REFUSED ? MARK_REFUSED : MARK_PROHIBITED;
+		skb->mark = class == IS_REFUSED || class == IS_SPENT ? MARK_REFUSED : MARK_PROHIBITED;
 		return TC_ACT_OK;
 	}
 	tell(&f, class);
 	return TC_ACT_SHOT;
 }
 
-// may_have says whether a frame may go to the guest: a packet from where the policy lets it reach, what tells it that it may not
-// or cannot reach something, and neighbour discovery. What has no connection was dropped before.
-static __always_inline bool may_have(struct __sk_buff *skb, const struct settings *s)
+// for_guest says what a frame for the guest is that it may have: IS_PACKET, from where the policy lets it reach, or IS_QUIET, which tells it
+// that it may not or cannot reach something, or is neighbour discovery. All else is IS_STRAY. What has no connection was dropped before.
+static __always_inline int for_guest(struct __sk_buff *skb, const struct settings *s)
 {
 	struct frame f = {.ether = bpf_ntohs(skb->protocol)};
 	__u32 at;
 	__u8 flags;
 
 	if (f.ether == ETH_P_ARP)
-		return true;
+		return IS_QUIET;
 	if (f.ether == ETH_P_IP) {
 		struct iphdr ip;
 
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.ihl != 5)
-			return false;
+			return IS_STRAY;
 		if (bpf_ntohs(ip.frag_off) & 0x1fff)
-			return true; // worth nothing without the first
+			return IS_PACKET; // worth nothing without the first
 		map4(f.target.address, ip.saddr);
 		f.protocol = ip.protocol;
 		at = ETH_HLEN + sizeof(ip);
@@ -484,7 +510,7 @@ static __always_inline bool may_have(struct __sk_buff *skb, const struct setting
 		struct ipv6hdr ip;
 
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
-			return false;
+			return IS_STRAY;
 		__builtin_memcpy(f.target.address, &ip.saddr, 16);
 		f.protocol = ip.nexthdr;
 		at = ETH_HLEN + sizeof(ip);
@@ -492,24 +518,24 @@ static __always_inline bool may_have(struct __sk_buff *skb, const struct setting
 			__u8 part[8];
 
 			if (bpf_skb_load_bytes(skb, at, part, sizeof(part)))
-				return false;
+				return IS_STRAY;
 			if (part[2] || part[3] & 0xf8)
-				return true;
+				return IS_PACKET;
 			f.protocol = part[0];
 			at += sizeof(part);
 		}
 	} else {
-		return false;
+		return IS_STRAY;
 	}
 	if (f.protocol == IPPROTO_TCP && !bpf_skb_load_bytes(skb, at + 13, &flags, 1) && flags & 4)
-		return true; // a reset
+		return IS_QUIET; // a reset
 	switch (transport(skb, at, &f, true)) {
 	case IS_QUIET:
-		return true; // ICMP that is no echo: conntrack knows what it is about
+		return IS_QUIET; // ICMP that is no echo: conntrack knows what it is about
 	case IS_PACKET:
-		return allowed(s, &f.target);
+		return allowed(s, &f.target) ? IS_PACKET : IS_STRAY;
 	}
-	return false;
+	return IS_STRAY;
 }
 
 // to_guest decides about every frame for the guest, and addresses it: the namespace knows the guest's card by another name.
@@ -518,11 +544,15 @@ SEC("tc") int to_guest(struct __sk_buff *skb)
 	__u32 zero = 0;
 	struct settings *s = bpf_map_lookup_elem(&settings, &zero);
 	__u8 first, mac[6];
+	int class;
 
 	if (!s || bpf_skb_load_bytes(skb, 0, &first, 1))
 		return TC_ACT_SHOT;
-	if (!may_have(skb, s)) {
-		count(IS_STRAY, 1);
+	class = for_guest(skb, s);
+	if (class == IS_PACKET)
+		class = meter(skb, s);
+	if (class != IS_PACKET && class != IS_QUIET) {
+		count(class, 1);
 		return TC_ACT_SHOT;
 	}
 	count(IS_BYTES_TO, skb->len);

@@ -148,18 +148,24 @@ type network struct {
 }
 
 func policyOf(r *policy.Rules) Policy {
-	return Policy{r.Regions(policy.Surroundings{}), r.Mode() == policy.Public}
+	limits := r.Limits()
+	return Policy{r.Regions(policy.Surroundings{}), r.Mode() == policy.Public, limits.Rate, limits.Bytes}
+}
+
+// in opens a namespace anew.
+func in(space *os.File) Space {
+	return func() (*os.File, error) { return os.Open(fmt.Sprintf("/proc/self/fd/%d", space.Fd())) }
 }
 
 func (n *network) SetPolicy(r *policy.Rules) {
-	if err := n.control.SetPolicy(policyOf(r)); err != nil {
+	if err := n.control.SetPolicy(in(n.space), policyOf(r)); err != nil {
 		n.t.Error(err)
 	}
 	n.Net.SetPolicy(r)
 }
 
 func (n *network) Suspend() {
-	if err := n.control.Suspend(n.space); err != nil {
+	if err := n.control.Suspend(in(n.space)); err != nil {
 		n.t.Error(err)
 	}
 }
@@ -188,7 +194,7 @@ func (w *world) New(t testing.TB, rules *policy.Rules) nictest.Network {
 		n.control, err = Claim(c, made.Record)
 		return err
 	})
-	if err := n.control.Admit(nictest.Card, policyOf(rules)); err != nil {
+	if err := n.control.Admit(in(n.space), nictest.Card, policyOf(rules)); err != nil {
 		t.Fatal(err)
 	}
 	var err error

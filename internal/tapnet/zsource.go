@@ -3,4 +3,4 @@
 package tapnet
 
 // sourceHash is that of tap.c.
-const sourceHash = "7f26256f5559b1284c67907ad40d9cc1a2b115ac27b720a37822af0181a29fee"
+const sourceHash = "2094a9474ebea70d19725513cbdaf313345c1ec6beba56d9ca724731ea972f8a"

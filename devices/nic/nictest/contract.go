@@ -63,7 +63,7 @@ func Run(t *testing.T, w World) {
 		name string
 		run  func(*testing.T, World)
 	}{
-		{"TCP", testTCP}, {"UDP", testUDP}, {"Refused", Refused}, {"NoNetwork", testNoNetwork}, {"SetPolicy", testSetPolicy},
+		{"TCP", testTCP}, {"UDP", testUDP}, {"Refused", Refused}, {"NoNetwork", testNoNetwork}, {"SetPolicy", testSetPolicy}, {"Metered", testMetered},
 		{"Hostile", testHostile}, {"Clone", testClone}, {"Reset", testReset},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -230,6 +230,33 @@ func testSetPolicy(t *testing.T, w World) {
 	g.ends(c, true)
 	g.open(two)
 	g.refusedTCP(one)
+}
+
+// testMetered: a guest gets no more than its rate allows, each way, and nothing when it has had all its bytes.
+func testMetered(t *testing.T, w World) {
+	server := echoTCP(t, w, false)
+	with := func(l policy.Limits) *policy.Rules {
+		return Compile(t, policy.Policy{Mode: policy.Allowlist, Allow: []string{server.String()}, Limits: l})
+	}
+	const rate, size = 1 << 20, 512 << 10
+	n := w.New(t, with(policy.Limits{Rate: rate}))
+	g := NewGuest(t, n)
+	c := g.open(server)
+	begun := time.Now()
+	go c.Write(make([]byte, size))
+	if _, err := io.ReadFull(c, make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	const ahead = rate/10 + 64<<10 // a tenth of a second, and a packet
+	if took := time.Since(begun); took < time.Second*(size-ahead)/rate {
+		t.Errorf("%d bytes took %v", size, took)
+	}
+	n.SetPolicy(with(policy.Limits{Bytes: size}))
+	g.ends(c, true)
+	g.refusedTCP(server)
+	g.refusal(n, policy.ReasonLimit, "tcp")
+	n.SetPolicy(with(policy.Limits{}))
+	g.open(server)
 }
 
 // open makes a connection that has carried something.

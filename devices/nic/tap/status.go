@@ -26,6 +26,7 @@ const (
 	ClassForged
 	ClassOptions
 	ClassFragment
+	ClassSpent
 	bytesFrom
 	bytesTo
 	strays
@@ -39,7 +40,7 @@ func (c Class) String() string {
 		return "unknown"
 	}
 	return [classes]string{
-		"packet", "neighbour", "policy", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment",
+		"packet", "neighbour", "policy", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment", "limit",
 	}[c]
 }
 
@@ -109,6 +110,8 @@ func (n *Net) refusal(b []byte) policy.Refusal {
 		r.Reason = policy.ReasonOptions
 	case ClassFragment:
 		r.Reason = policy.ReasonFragment
+	case ClassSpent:
+		r.Reason, r.Protocol = policy.ReasonLimit, protocolOf(protocol).String()
 	default:
 		r.Reason = policy.ReasonMalformed
 	}
