@@ -55,6 +55,7 @@ var measurements = []measurement{
 	{"reward", (*bench).reward},
 	{"clone", (*bench).clone},
 	{"card", (*bench).card},
+	{"card_clones", (*bench).cardClones},
 	{"network", (*bench).network},
 	{"network_qemu", (*bench).networkQEMU},
 	{"network_passt", (*bench).networkPasst},

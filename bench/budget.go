@@ -31,6 +31,10 @@ var budget = []limit{
 	{"exec_true", "a command (true) in a guest in use, until its result is there", CMS, 12, p99},
 	{"ping", "a question to the guest agent over a connection that is kept, until its answer is there", CMS, 0.6, p99},
 	{"reward_both", "judging in both ways, ready processes waiting, beyond what the verifier takes", CMS, 60, highest},
+	{"create_card", "create from nothing with a network card, until the guest agent answers", CMS, 20, p99},
+	{"create_card_ready", "create with a network card, ready process waiting", CMS, 6, p99},
+	{"create_tap_ready", "create with a network card and a TAP device, ready process waiting with both", CMS, 6, p99},
+	{"set_network", "change of a network policy, until it is in force", CMS, 1, p99},
 	{"clone_private", "private memory of an idle clone, its process included", MiB, 6, highest},
 }
 

@@ -57,6 +57,7 @@ type scene struct {
 	snapshots map[uint64]string
 	// first are the milliseconds of a snapshot's first creates.
 	first map[uint64][]float64
+	card  bool // there is cardSnapshot
 }
 
 func newScene(c SceneConfig) (*scene, error) {

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"encoding/json"
 	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/forkvm/forkvm/internal/node"
+	"github.com/forkvm/forkvm/internal/tapnet"
 )
 
 // route lets this machine pass packets on, as one has to for cards with TAP devices.
@@ -90,6 +94,7 @@ func TestTap(t *testing.T) {
 	}
 	h.tryAll(w, "net", node.BackendTap)
 	h.tapClones(t)
+	h.tapPrepared()
 	if r := h.forkvm("network", "set", "net", "allowlist", "--allow", "good.example:80"); r.code == 0 || !strings.Contains(r.stderr, `"good.example:80"`) {
 		t.Errorf("a policy with a name: %v", r)
 	}
@@ -130,6 +135,76 @@ func (h *host) tapClones(t *testing.T) {
 	if n := len(uplinks(t)); n != 3 {
 		t.Errorf("%d ways out of 3 VMs", n)
 	}
+}
+
+// tapPrepared: VMs for which processes with a network wait are like others. Of what waits, that whose interface somebody has removed,
+// or that is dead, is passed over, and all of it goes.
+func (h *host) tapPrepared() {
+	h.t.Helper()
+	others := len(uplinks(h.t))
+	waiting := h.prepare("3", byTAP)
+	if n := len(uplinks(h.t)); len(waiting) != 3 || n != others+3 {
+		h.t.Fatalf("%d processes wait with %d networks", len(waiting), n-others)
+	}
+	if out, err := exec.Command("busybox", "ip", "link", "del", h.uplink(waiting[0].ID)).CombinedOutput(); err != nil {
+		h.t.Fatalf("%v: %s", err, out)
+	}
+	if err := syscall.Kill(waiting[1].PID, syscall.SIGKILL); err != nil {
+		h.t.Fatal(err)
+	}
+	h.gone(waiting[1].PID)
+	allow := []string{"--allow", worldAddress + ":80", "--net-limit", "rate=4M,bytes=1G", "connected"}
+	h.must(append([]string{"restore", slowly, "--name", "ready", byTAP}, allow...)...)
+	if v := h.inspect("ready"); v.ID != waiting[2].ID {
+		h.t.Errorf("%s was not made of the process that waited, %s", v.ID, waiting[2].ID)
+	}
+	h.prepare("1", "--network-backend=usernet")
+	h.must(append([]string{"restore", slowly, "--name", "own"}, allow...)...)
+	for _, vm := range []string{"ready", "own"} {
+		v := h.inspect(vm)
+		if h.began(v) {
+			h.t.Errorf("%s: its process was started for it", vm)
+		}
+		if got := h.sh(vm, "wget -qO- http://"+worldAddress+"/"); got != "hello from the world" {
+			h.t.Errorf("%s: the allowed server says %q", vm, got)
+		}
+		h.forkvm("exec", vm, "--", "wget", "-qO-", "http://"+worldAddress+":7/")
+		if h.network(vm).Refused == 0 {
+			h.t.Errorf("%s: nothing was refused", vm)
+		}
+		if e := h.record(v.Directory).Enforcement; e == nil || e.By != node.EnforceKernel {
+			h.t.Errorf("%s: enforced by %+v", vm, e)
+		}
+	}
+	h.must("rm", "-f", "ready", "own")
+	h.prepare("2", byTAP)
+	h.eventually("two networks wait that are whole", func() bool { return len(uplinks(h.t)) == others+2 })
+	if left := h.prepare("0"); len(left) != 0 {
+		h.t.Errorf("%d wait", len(left))
+	}
+	h.eventually("networks that waited are gone", func() bool { return len(uplinks(h.t)) == others })
+	groups, err := os.ReadDir(filepath.Join(h.run, "groups"))
+	if err != nil || len(groups) != others {
+		h.t.Errorf("%v are on record of %d networks, %v", groups, others, err)
+	}
+}
+
+// uplink is the host's end of the way out of a VM, or of a process that waits.
+func (h *host) uplink(id string) string {
+	h.t.Helper()
+	data, err := os.ReadFile(filepath.Join(h.run, "groups", id+".tap"))
+	var r tapnet.Record
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	var link *net.Interface
+	if err == nil {
+		link, err = net.InterfaceByIndex(r.Uplink)
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return link.Name
 }
 
 // tapKilled is case D9 in short: what comes after VMs that were killed, with connections open, has its traffic at once.
