@@ -13,13 +13,15 @@ import (
 const cardSnapshot = "card"
 
 // card measures what a network card adds to creates, and what it takes to change what a guest may reach.
-func (b *bench) card(ctx context.Context) error {
+func (b *bench) card(ctx context.Context) (err error) {
 	if err := b.scene.freezeCard(ctx); err != nil {
 		return err
 	}
-	if err := passOn(); err != nil {
+	restore, err := passOn()
+	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, restore()) }()
 	waiting := func(backend node.Backend) func() error {
 		return b.waitFor(ctx, node.Waiting{Count: 1, CPUs: 1, Backend: backend})
 	}

@@ -26,7 +26,12 @@ const (
 
 // networkTap measures what network does with a TAP device behind the card. The servers are beyond the host, whose own are not to be
 // reached so.
-func (b *bench) networkTap(ctx context.Context) error {
+func (b *bench) networkTap(ctx context.Context) (err error) {
+	restore, err := passOn()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, restore()) }()
 	beyond, err := layBeyond(ctx)
 	if err != nil {
 		return err
@@ -51,14 +56,18 @@ func (b *bench) networkTapQEMU(ctx context.Context) error {
 	return b.flowsThroughQEMU(ctx, "qemu_tap", "tap,ifname=flowtap,script="+script+",downscript=no", 1500)
 }
 
-// passOn has the host pass packets on, as TAP devices need it.
-func passOn() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }
+// passOn has the host pass packets on, as TAP devices need it, until restore is called.
+func passOn() (restore func() error, err error) {
+	const path = "/proc/sys/net/ipv4/ip_forward"
+	before, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return os.WriteFile(path, before, 0) }, os.WriteFile(path, []byte("1"), 0)
+}
 
 // layBeyond makes a network beyond this host, where serverAddress is.
 func layBeyond(ctx context.Context) (*os.File, error) {
-	if err := passOn(); err != nil {
-		return nil, err
-	}
 	_ = ip(ctx, "addr del "+serverAddress+"/32 dev lo") // where another measurement may have put it
 	return linux.NewNetwork(func() error {
 		thread := unix.Gettid()

@@ -70,6 +70,7 @@ func TestTap(t *testing.T) {
 	create := func(name string, more ...string) result {
 		return h.forkvm(append([]string{"create", slowly, "--name", name, "--memory", guestMemory, byTAP}, append(more, h.image("disk"))...)...)
 	}
+	replaceFile(t, "/proc/sys/net/ipv4/ip_forward", "0")
 	if r := create("none", "--allow", worldAddress); r.code == 0 || !strings.Contains(r.stderr, "sysctl -w net.ipv4.ip_forward=1") {
 		t.Errorf("on a host that passes nothing on: %v", r)
 	}
