@@ -40,8 +40,9 @@ type Network struct {
 
 const maxName = 14
 
-// linkUp is how long the kernel may take until a link that is there passes packets, and an address answers.
-const linkUp = 5 * time.Second
+// linkUp is how long the kernel may take until a link that is there passes packets, and an address answers: a moment, but it waits for
+// its lock of all links, which ends of other networks hold for seconds on a busy host.
+const linkUp = 30 * time.Second
 
 // Create makes a network, in which nothing is allowed until Control.Admit. Errors are *UnavailableError if this host, or this user, can have none.
 func Create(c Config) (*Network, error) {
