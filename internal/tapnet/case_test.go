@@ -85,7 +85,8 @@ func TestCaseD9(t *testing.T) {
 
 func (w *world) eventually(t testing.TB, otherwise string, done func() bool) {
 	t.Helper()
-	for end := time.Now().Add(nictest.Patience); !done(); time.Sleep(10 * time.Millisecond) {
+	// The kernel clears namespaces away one after the other, behind whatever else it has to.
+	for end := time.Now().Add(3 * nictest.Patience); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(otherwise)
 		}
