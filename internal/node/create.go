@@ -348,10 +348,10 @@ type plan struct {
 // launch makes the VM's directory and process. It leaves nothing behind when it
 // fails.
 func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
-	network, err := o.network(l.checkpoint.Shape)
+	network, rules, err := o.network(l.checkpoint.Shape)
 	var pass passage
 	if err == nil && network != nil && o.Backend == BackendTap {
-		pass, err = o.tapPassage(network)
+		pass, err = o.tapPassage(network, rules)
 	}
 	if err != nil {
 		return nil, err
@@ -368,7 +368,7 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 	d.record.Shape = l.checkpoint.Shape
 	if network != nil {
 		d.record.Network, d.record.Ports = &network.Policy, network.Ports
-		d.network, d.enforce, d.backend, d.pass = network, o.Enforce, o.Backend, pass
+		d.network, d.rules, d.enforce, d.backend, d.pass = network, rules, o.Enforce, o.Backend, pass
 	}
 	config := process.StartConfig{Checkpoint: l.checkpoint, Tops: tops, Network: network}
 	if l.kernel != nil {

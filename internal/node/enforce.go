@@ -121,11 +121,7 @@ func (d *draft) claimGroup() (err error) {
 
 // admitToGroup lets the draft's process reach what its guest may.
 func (d *draft) admitToGroup() error {
-	rules, err := d.network.Policy.Compile()
-	if err != nil {
-		return failure.As(failure.InvalidArgument, err)
-	}
-	regions, err := kernelPolicy(rules, d.network.Resolvers)
+	regions, err := kernelPolicy(d.rules, d.network.Resolvers)
 	if err != nil {
 		return err
 	}
@@ -144,7 +140,7 @@ func kernelPolicy(rules *policy.Rules, resolvers []netip.AddrPort) ([]policy.Reg
 // setKernelPolicy replaces what the kernel allows the VM, if it enforces that. The rules are the policy's.
 func (vm *VM) setKernelPolicy(p policy.Policy, rules *policy.Rules) error {
 	if vm.Backend() == BackendTap {
-		pass, err := throughTap(p)
+		pass, err := throughTap(p, rules)
 		if err != nil {
 			return err
 		}

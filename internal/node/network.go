@@ -31,24 +31,25 @@ func (o *Options) cardMTU() int {
 }
 
 // network is what is behind the card of a VM of this shape, nil if it has none.
-func (o *Options) network(s machine.Shape) (*process.NetworkConfig, error) {
+func (o *Options) network(s machine.Shape) (*process.NetworkConfig, *policy.Rules, error) {
 	if s.NetworkMTU == 0 {
 		if o.Network != nil || len(o.Ports) > 0 {
-			return nil, failure.New(failure.InvalidArgument, "a network policy and published ports are for a vm with a network card: this one was made without")
+			return nil, nil, failure.New(failure.InvalidArgument, "a network policy and published ports are for a vm with a network card: this one was made without")
 		}
-		return nil, nil
+		return nil, nil, nil
 	}
 	if err := policy.CheckPorts(o.Ports); err != nil {
-		return nil, failure.As(failure.InvalidArgument, err)
+		return nil, nil, failure.As(failure.InvalidArgument, err)
 	}
 	c := &process.NetworkConfig{Policy: policy.Policy{Mode: policy.NoNetwork}, Resolvers: hostResolvers(resolvPath), Ports: o.Ports}
 	if o.Network != nil {
 		c.Policy = *o.Network
 	}
-	if _, err := c.Policy.Compile(); err != nil {
-		return nil, failure.As(failure.InvalidArgument, err)
+	rules, err := c.Policy.Compile()
+	if err != nil {
+		return nil, nil, failure.As(failure.InvalidArgument, err)
 	}
-	return c, nil
+	return c, rules, nil
 }
 
 // maxResolvers is how many lines of resolv.conf count (resolv.conf(5)).

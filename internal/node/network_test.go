@@ -41,7 +41,7 @@ func TestNetworkOfOptions(t *testing.T) {
 		{"a policy without a card", Options{Network: &public}, machine.Shape{}, "", failure.InvalidArgument},
 		{"a policy that is none", Options{Network: &policy.Policy{Mode: "open"}}, card, "", failure.InvalidArgument},
 	} {
-		c, err := tt.o.network(tt.shape)
+		c, _, err := tt.o.network(tt.shape)
 		if failure.Is(err, tt.code) != (tt.code != "") || (c == nil) != (tt.want == "") || c != nil && c.Policy.Mode != tt.want {
 			t.Errorf("%s: %+v, %v", tt.name, c, err)
 		}

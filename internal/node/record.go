@@ -125,6 +125,7 @@ type draft struct {
 
 	backend Backend                // of its network card, empty if it has none
 	network *process.NetworkConfig // nil without a card, and as long as it is not known what the VM is
+	rules   *policy.Rules          // its policy's
 	enforce Enforcer               // who is to enforce its policy
 	group   *egress.Group          // of its process, nil if the kernel does not
 

@@ -81,12 +81,9 @@ type passage struct {
 	host   []netip.Addr // addresses that it does not reach
 }
 
-// throughTap is what the programs at a TAP are to allow. What they cannot is an error.
-func throughTap(p policy.Policy) (pass passage, err error) {
-	rules, err := p.Compile()
-	if err == nil {
-		err = p.CheckAddresses(noNames)
-	}
+// throughTap is what the programs at a TAP are to allow of a policy, which has these rules. What they cannot is an error.
+func throughTap(p policy.Policy, rules *policy.Rules) (pass passage, err error) {
+	err = p.CheckAddresses(noNames)
 	if err == nil && (p.Limits.Connections != 0 || p.Limits.Sessions != 0) {
 		err = errors.New("read network policy: a network card with a TAP device has no limits of connections and sessions of its own: leave them out, or use --network-backend usernet")
 	}
@@ -108,14 +105,14 @@ func throughTap(p policy.Policy) (pass passage, err error) {
 }
 
 // tapPassage is that of the VM's guest. What a card with a TAP device cannot have is an error.
-func (o *Options) tapPassage(c *process.NetworkConfig) (passage, error) {
+func (o *Options) tapPassage(c *process.NetworkConfig, rules *policy.Rules) (passage, error) {
 	if len(c.Ports) > 0 {
 		return passage{}, failure.New(failure.InvalidArgument, "publish port %v: not with a TAP device: use --network-backend usernet", c.Ports[0])
 	}
 	if o.Enforce == EnforceUser {
 		return passage{}, failure.New(failure.InvalidArgument, "--network-enforce user: the policy of a card with a TAP device is always enforced by the kernel")
 	}
-	return throughTap(c.Policy)
+	return throughTap(c.Policy, rules)
 }
 
 // tapConfig is the network of the draft's process.
