@@ -85,40 +85,40 @@ func openGroup(path string) (*Group, error) {
 
 // attach attaches the programs, with all that they need but a policy.
 func (g *Group) attach() error {
-	id, err := g.id()
-	if err != nil {
-		return err
-	}
-	refusals, err := pinned(refusalsMap)
-	if err != nil {
-		return err
-	}
-	defer refusals.Close()
-	if err := refusals.Put(id, Refused{}); err != nil {
-		return err
-	}
-	if err := attachAll(g.dir, hooks()); err != nil {
-		return errors.Join(err, forget(id))
-	}
-	return nil
+	return g.inOwn(refusalsMap, func(refusals *ebpf.Map, id uint64) error {
+		if err := refusals.Put(id, Refused{}); err != nil {
+			return err
+		}
+		if err := attachAll(g.dir, hooks()); err != nil {
+			return errors.Join(err, forget(id))
+		}
+		return nil
+	})
 }
 
 // attached returns an error unless programs of this build look after the group.
 func (g *Group) attached() error {
+	return g.inOwn(refusalsMap, func(refusals *ebpf.Map, id uint64) error {
+		var r Refused
+		if err := refusals.Lookup(id, &r); err != nil {
+			return errors.Join(ErrNotEnforced, err)
+		}
+		return nil
+	})
+}
+
+// inOwn calls do with this build's map of a name, and the group's identifier in it.
+func (g *Group) inOwn(name string, do func(*ebpf.Map, uint64) error) error {
 	id, err := g.id()
 	if err != nil {
 		return err
 	}
-	refusals, err := pinned(refusalsMap)
+	m, err := pinned(name)
 	if err != nil {
 		return err
 	}
-	defer refusals.Close()
-	var r Refused
-	if err := refusals.Lookup(id, &r); err != nil {
-		return errors.Join(ErrNotEnforced, err)
-	}
-	return nil
+	defer m.Close()
+	return do(m, id)
 }
 
 // Admit begins to set the policy of a group that has none; see Wait. From ports, which stay what they are, its processes may answer

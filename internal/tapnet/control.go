@@ -91,14 +91,14 @@ func (c *Control) Suspend(space Space) error {
 }
 
 func (c *Control) suspend(space Space) error {
-	if err := c.maps.change(func(s *settings) { s.Open = 0 }); err != nil {
+	var now settings
+	if err := c.maps.change(func(s *settings) {
+		s.Open = 0
+		now = *s
+	}); err != nil {
 		return err
 	}
-	s, err := c.maps.read()
-	if err != nil {
-		return err
-	}
-	return c.within(space, s, forget)
+	return c.within(space, now, forget)
 }
 
 // forget drops all connections that the calling thread's namespace knows of.
