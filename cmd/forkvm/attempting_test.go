@@ -78,23 +78,26 @@ func (h *host) try(vm string, all []try) (answers []string) {
 	return answers
 }
 
+// equip gives a VM what it needs to try everything, has services of this machine at these addresses, and returns the table.
+func (h *host) equip(vm string, addresses ...string) []try {
+	h.t.Helper()
+	h.must("cp", filepath.Join(testkit.RequireGuest(h.t), "guestload"), vm+":/guestload")
+	for _, address := range addresses {
+		h.serve(net.JoinHostPort(address, "2222"))
+	}
+	return slices.DeleteFunc(attempts(), func(a try) bool { return testing.Short() && !a.brief })
+}
+
 // tryAll has a VM try all of the table under each of the policies: the guest has to hear what is wanted, what is refused has to
 // be on record and to show, and the world, which is the judge, has to see what is allowed and nothing else.
 func (h *host) tryAll(w *world, vm string, on node.Backend) {
-	h.must("cp", filepath.Join(testkit.RequireGuest(h.t), "guestload"), vm+":/guestload")
-	all := attempts()
-	if testing.Short() {
-		all = slices.DeleteFunc(all, func(a try) bool { return !a.brief })
-	}
+	all := h.equip(vm, hostAddress, hostAddress6, "127.0.0.1")
 	if on == node.BackendTap {
 		for i := range all {
 			all[i] = all[i].overTap()
 		}
 	}
 	h.t.Logf("%d attempts under each of %d policies", len(all), len(attemptPolicies))
-	for _, network := range []string{hostAddress, hostAddress6, "127.0.0.1"} {
-		h.serve(net.JoinHostPort(network, "2222"))
-	}
 	lines, _ := h.journalOfRefusals(vm, 0)
 	for i, p := range attemptPolicies {
 		if on == node.BackendTap && p.names {

@@ -2,17 +2,13 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/egress"
 	"github.com/forkvm/forkvm/internal/linux"
-	"github.com/forkvm/forkvm/internal/testkit"
 	"github.com/forkvm/forkvm/internal/testkit/attempt"
 )
 
@@ -75,12 +71,8 @@ func (a *try) kernelAlone(number int) (matter, string) {
 
 // tryBelow has a VM whose process refuses nothing try everything, under each of the policies for the kernel alone.
 func (h *host) tryBelow(w *world, vm, group string) {
-	h.must("cp", filepath.Join(testkit.RequireGuest(h.t), "guestload"), vm+":/guestload")
+	all := h.equip(vm, hostAddress, hostAddress6)
 	h.must(append([]string{"network", "set", vm}, everything()...)...)
-	all := slices.DeleteFunc(attempts(), func(a try) bool { return testing.Short() && !a.brief })
-	for _, address := range []string{hostAddress, hostAddress6} {
-		h.serve(net.JoinHostPort(address, "2222"))
-	}
 	lines, _ := h.journalOfRefusals(vm, 0)
 	for i, p := range attemptPolicies {
 		h.setBelow(group, p.set)

@@ -24,15 +24,6 @@ func rehearsed(t *testing.T, ctx context.Context, c *Checkpoint) *Machine {
 	return m
 }
 
-func newTops(t *testing.T, m *Machine) []*os.File {
-	t.Helper()
-	tops, err := NewTops(m.Shape(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tops
-}
-
 // telling has a guest say its hostname on its console whenever that is another one. It
 // looks a hundred times a second.
 const telling = `mkfifo /tmp/never; while :; do read now </proc/sys/kernel/hostname

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -83,16 +84,22 @@ func bring(t *testing.T, ctx context.Context, m *Machine, id Identity) {
 // target is where to reset a machine, with a checkpoint of its own.
 func target(t *testing.T, m *Machine, id Identity, to *Checkpoint) Target {
 	t.Helper()
-	tops, err := NewTops(m.Shape(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	if to != nil {
+		var err error
 		if to, err = to.Clone(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return Target{To: to, Tops: tops, Identity: id}
+	return Target{To: to, Tops: newTops(t, m), Identity: id}
+}
+
+func newTops(t *testing.T, m *Machine) []*os.File {
+	t.Helper()
+	tops, err := NewTops(m.Shape(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tops
 }
 
 // attempt runs a shell script in a guest and returns its output.

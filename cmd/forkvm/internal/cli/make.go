@@ -126,6 +126,14 @@ func (b *bootFlags) add(f *pflag.FlagSet) {
 	b.ready.addConditions(f)
 }
 
+// checkMTU refuses a size of packets that no network card has.
+func checkMTU(mtu int) error {
+	if mtu < machine.MinMTU || mtu > machine.MaxMTU {
+		return usagef("--mtu %d: %d to %d are possible", mtu, machine.MinMTU, machine.MaxMTU)
+	}
+	return nil
+}
+
 func (b *bootFlags) options() (node.Options, error) {
 	if b.cpus < 1 || b.cpus > vmm.MaxCPUs {
 		return node.Options{}, usagef("--cpus %d: 1 to %d are possible", b.cpus, vmm.MaxCPUs)
@@ -133,8 +141,8 @@ func (b *bootFlags) options() (node.Options, error) {
 	if _, err := memory.Layout(uint64(b.memory)); err != nil {
 		return node.Options{}, usagef("--memory: %w", err)
 	}
-	if b.mtu < machine.MinMTU || b.mtu > machine.MaxMTU {
-		return node.Options{}, usagef("--mtu %d: %d to %d are possible", b.mtu, machine.MinMTU, machine.MaxMTU)
+	if err := checkMTU(b.mtu); err != nil {
+		return node.Options{}, err
 	}
 	o, err := b.cloneFlags.options(b.name)
 	o.CPUs, o.MemoryBytes, o.CommandLine, o.NetworkMTU = b.cpus, uint64(b.memory), b.cmdline, b.mtu

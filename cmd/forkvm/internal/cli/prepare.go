@@ -91,8 +91,5 @@ func checkWaitingMTU(w *node.Waiting, given bool) error {
 		w.NetworkMTU = 0
 		return nil
 	}
-	if w.NetworkMTU < machine.MinMTU || w.NetworkMTU > machine.MaxMTU {
-		return usagef("--mtu %d: %d to %d are possible", w.NetworkMTU, machine.MinMTU, machine.MaxMTU)
-	}
-	return nil
+	return checkMTU(w.NetworkMTU)
 }
