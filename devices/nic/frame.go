@@ -56,6 +56,19 @@ type Frame struct {
 	SegmentSize, HeaderLength uint16
 }
 
+// Segments is how many packets the frame becomes.
+func (f *Frame) Segments() int {
+	if f.Segmentation == Whole {
+		return 1
+	}
+	return Segments(len(f.Data)-int(f.HeaderLength), f.SegmentSize)
+}
+
+// Segments is how many segments of a size, which is above 0, carry so many bytes: at least one.
+func Segments(bytes int, size uint16) int {
+	return max((bytes+int(size)-1)/int(size), 1)
+}
+
 // Counters say what has become of frames.
 type Counters struct {
 	Sent     uint64 `json:"sent"`     // by the guest, to the backend

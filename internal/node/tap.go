@@ -100,7 +100,7 @@ func throughTap(p policy.Policy, rules *policy.Rules) (pass passage, err error) 
 				"read network policy: allow %s: is of this host, which a VM with a TAP device does not reach: use --network-backend usernet", r.Prefix)
 		}
 	}
-	pass.policy = tapnet.Policy{Regions: regions, Names: rules.Mode() == policy.Public, Rate: p.Limits.Rate, Bytes: p.Limits.Bytes}
+	pass.policy = tapnet.Policy{Regions: regions, Names: rules.Mode() == policy.Public, Rate: p.Limits.Rate, Bytes: p.Limits.Bytes, Packets: p.Limits.Packets}
 	return pass, nil
 }
 

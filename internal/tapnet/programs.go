@@ -41,6 +41,7 @@ type settings struct {
 	Space      uint64
 	Rate       uint64
 	Bytes      uint64
+	Packets    uint64
 }
 
 // Names of the maps in the kernel begin with these, and end with the network's name.
@@ -189,6 +190,8 @@ type Policy struct {
 	Names bool
 	// Rate is how many bytes a second may pass each way, Bytes how many in all, both ways together, 0 for any; of frames.
 	Rate, Bytes uint64
+	// Packets is how many may pass in a second, each way, 0 for any.
+	Packets uint64
 }
 
 // setPolicy replaces what the guest may reach: each packet meets the old policy or the new one. Fragments of packets that began
@@ -199,7 +202,7 @@ func (m *maps) setPolicy(p Policy) error {
 	}
 	return m.change(func(s *settings) {
 		s.Generation++
-		s.Names, s.Rate, s.Bytes = 0, p.Rate, p.Bytes
+		s.Names, s.Rate, s.Bytes, s.Packets = 0, p.Rate, p.Bytes, p.Packets
 		if p.Names {
 			s.Names = uint8(s.Resolver)
 		}

@@ -40,6 +40,7 @@ enum class {
 	IS_OPTIONS,    // IP options, extension headers beside fragments
 	IS_FRAGMENT,   // of a packet whose beginning did not pass
 	IS_SPENT,      // the guest has had all bytes that it may have
+	IS_EXCESS,     // more packets than the guest may have in this time, either way
 	IS_BYTES_FROM, // bytes of packets that the guest has sent, and that were let through to it
 	IS_BYTES_TO,
 	IS_STRAY,      // frames for the guest that it may not have
@@ -64,6 +65,7 @@ struct settings {
 	__u64 space; // the number of the network namespace
 	__u64 rate;  // bytes a second that may pass each way, which is queues' business; 0: any
 	__u64 bytes; // that may pass in all, both ways together; 0: any
+	__u64 packets; // a second that may pass each way; 0: any
 };
 
 struct {
@@ -80,6 +82,24 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } passed SEC(".maps");
+
+// A pace: when the next packet may pass.
+struct pace {
+	struct bpf_spin_lock lock;
+	__u64 next; // ns of the monotonic clock
+};
+
+enum way { FROM_GUEST, TO_GUEST, WAYS };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, WAYS);
+	__type(key, __u32);
+	__type(value, struct pace);
+} paces SEC(".maps");
+
+// How far a guest that was silent may be ahead of its pace, and how far behind it packets still pass.
+#define BURST 100000000 // ns
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -168,14 +188,41 @@ static __always_inline void count(__u32 what, __u64 n)
 		__sync_fetch_and_add(c, n);
 }
 
+// keeps_pace says whether a packet may pass now, each of its segments counted.
+static __always_inline bool keeps_pace(struct __sk_buff *skb, const struct settings *s, __u32 way)
+{
+	struct pace *p = bpf_map_lookup_elem(&paces, &way);
+	__u64 packets = s->packets, size = skb->gso_size, now, took;
+	bool passes;
+
+	if (!packets)
+		return true;
+	if (!p)
+		return false;
+	took = 1000000000 / packets;
+	if (size)
+		took *= (skb->len + size - 1) / size;
+	now = bpf_ktime_get_ns();
+	bpf_spin_lock(&p->lock);
+	if (p->next + BURST < now)
+		p->next = now - BURST;
+	passes = p->next <= now + BURST;
+	if (passes)
+		p->next += took;
+	bpf_spin_unlock(&p->lock);
+	return passes;
+}
+
 // meter counts a packet that may pass otherwise, and says what becomes of it.
-static __always_inline int meter(struct __sk_buff *skb, const struct settings *s)
+static __always_inline int meter(struct __sk_buff *skb, const struct settings *s, __u32 way)
 {
 	__u32 zero = 0;
 	__u64 *bytes = bpf_map_lookup_elem(&passed, &zero);
 
 	if (!bytes || (s->bytes && *bytes >= s->bytes))
 		return IS_SPENT;
+	if (!keeps_pace(skb, s, way))
+		return IS_EXCESS;
 	__sync_fetch_and_add(bytes, skb->len);
 	return IS_PACKET;
 }
@@ -457,7 +504,7 @@ SEC("tc") int from_guest(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	class = classify(skb, &f, s);
 	if (class == IS_PACKET)
-		class = meter(skb, s);
+		class = meter(skb, s, FROM_GUEST);
 	count(class, 1);
 	skb->mark = 0;
 	switch (class) {
@@ -482,7 +529,8 @@ SEC("tc") int from_guest(struct __sk_buff *skb)
 		skb->mark = class == IS_REFUSED || class == IS_SPENT ? MARK_REFUSED : MARK_PROHIBITED;
 		return TC_ACT_OK;
 	}
-	tell(&f, class);
+	if (class != IS_EXCESS) // there would be as many of these
+		tell(&f, class);
 	return TC_ACT_SHOT;
 }
 
@@ -550,7 +598,7 @@ SEC("tc") int to_guest(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	class = for_guest(skb, s);
 	if (class == IS_PACKET)
-		class = meter(skb, s);
+		class = meter(skb, s, TO_GUEST);
 	if (class != IS_PACKET && class != IS_QUIET) {
 		count(class, 1);
 		return TC_ACT_SHOT;

@@ -149,7 +149,7 @@ type network struct {
 
 func policyOf(r *policy.Rules) Policy {
 	limits := r.Limits()
-	return Policy{r.Regions(policy.Surroundings{}), r.Mode() == policy.Public, limits.Rate, limits.Bytes}
+	return Policy{r.Regions(policy.Surroundings{}), r.Mode() == policy.Public, limits.Rate, limits.Bytes, limits.Packets}
 }
 
 // in opens a namespace anew.

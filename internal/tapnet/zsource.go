@@ -3,4 +3,4 @@
 package tapnet
 
 // sourceHash is that of tap.c.
-const sourceHash = "2094a9474ebea70d19725513cbdaf313345c1ec6beba56d9ca724731ea972f8a"
+const sourceHash = "062db1c0e7821272517e58898a6d419cba3c090828ac27b5c0b3b9589e7fb642"

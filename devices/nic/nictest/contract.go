@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,7 +64,7 @@ func Run(t *testing.T, w World) {
 		name string
 		run  func(*testing.T, World)
 	}{
-		{"TCP", testTCP}, {"UDP", testUDP}, {"Refused", Refused}, {"NoNetwork", testNoNetwork}, {"SetPolicy", testSetPolicy}, {"Metered", testMetered},
+		{"TCP", testTCP}, {"UDP", testUDP}, {"Refused", Refused}, {"NoNetwork", testNoNetwork}, {"SetPolicy", testSetPolicy}, {"Metered", testMetered}, {"Paced", testPaced},
 		{"Hostile", testHostile}, {"Clone", testClone}, {"Reset", testReset},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -257,6 +258,63 @@ func testMetered(t *testing.T, w World) {
 	g.refusal(n, policy.ReasonLimit, "tcp")
 	n.SetPolicy(with(policy.Limits{}))
 	g.open(server)
+}
+
+// testPaced: of datagrams that come too fast a guest sends no more than its pace allows, and gets no more; the others are lost, and are counted.
+func testPaced(t *testing.T, w World) {
+	const pace, most = 50, 300 // packets a second, and how many have to be lost
+	c, server := w.ListenUDP(t, false)
+	with := func(packets uint64) *policy.Rules {
+		return Compile(t, policy.Policy{Mode: policy.Allowlist, Allow: []string{server.String()}, Limits: policy.Limits{Packets: packets}})
+	}
+	var there, back atomic.Int64
+	var from atomic.Pointer[net.Addr]
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			_, a, err := c.ReadFrom(make([]byte, 100))
+			if err != nil {
+				return
+			}
+			there.Add(1)
+			from.Store(&a)
+		}
+	})
+	t.Cleanup(func() { c.Close(); work.Wait() })
+	n := w.New(t, with(pace))
+	g := NewGuest(t, n)
+	u := g.DialUDP(server)
+	work.Go(func() {
+		for {
+			if _, err := u.Read(make([]byte, 100)); err != nil {
+				return
+			}
+			back.Add(1)
+		}
+	})
+	t.Cleanup(func() { u.Close() })
+	flood := func(what string, passed *atomic.Int64, send func()) {
+		before, begun := n.Status().Frames["excess"], time.Now()
+		g.Eventually(what+": those that are too many are counted", func() bool {
+			for range 20 {
+				send()
+			}
+			return n.Status().Frames["excess"]-before >= most && passed.Load() > 0
+		})
+		// A fifth of a second ahead, and those that begin and end the time.
+		allowed := int64((time.Since(begun).Seconds()+0.2)*pace) + 2
+		if got := passed.Load(); got > allowed {
+			t.Errorf("%s: %d have passed, at most %d may", what, got, allowed)
+		}
+	}
+	flood("from the guest", &there, func() { fmt.Fprint(u, "there") })
+	flood("for the guest", &back, func() { c.WriteTo([]byte("back"), *from.Load()) })
+	n.SetPolicy(with(0))
+	passed := there.Load()
+	g.Eventually("what has no pace passes", func() bool {
+		fmt.Fprint(u, "there")
+		return there.Load() > passed
+	})
 }
 
 // open makes a connection that has carried something.

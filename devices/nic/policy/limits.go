@@ -11,6 +11,8 @@ type Limits struct {
 	Sessions int `json:"sessions,omitempty"`
 	// Rate is in bytes a second, each way.
 	Rate uint64 `json:"rate,omitempty"`
+	// Packets is how many packets pass in a second, each way; of one that is sent in segments each counts. More are lost.
+	Packets uint64 `json:"packets,omitempty"`
 	// Bytes is how many bytes pass in the VM's life, both ways together. Then everything ends.
 	Bytes uint64 `json:"bytes,omitempty"`
 }

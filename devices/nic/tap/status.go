@@ -27,6 +27,7 @@ const (
 	ClassOptions
 	ClassFragment
 	ClassSpent
+	ClassExcess
 	bytesFrom
 	bytesTo
 	strays
@@ -40,7 +41,7 @@ func (c Class) String() string {
 		return "unknown"
 	}
 	return [classes]string{
-		"packet", "neighbour", "policy", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment", "limit",
+		"packet", "neighbour", "policy", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment", "limit", "excess",
 	}[c]
 }
 
@@ -62,7 +63,7 @@ func (n *Net) Status() policy.Status {
 	for c := range classes {
 		k := n.counts.read(c)
 		note(c.String(), k)
-		if c != ClassPacket && c != ClassNeighbour && c != ClassQuiet {
+		if c != ClassPacket && c != ClassNeighbour && c != ClassQuiet && c != ClassExcess {
 			s.Refused += k
 		}
 	}

@@ -26,12 +26,13 @@ const (
 	ClassForged                 // ARP, neighbour and router messages that only others may send
 	ClassOptions                // IP options: source routes and the like; headers of IPv6 beside fragments
 	ClassFragment               // of an ICMP message
+	ClassExcess                 // more packets than the guest may have in this time, either way
 	classes
 )
 
 func (c Class) String() string {
 	return [classes]string{
-		"packet", "neighbour", "echo", "address", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment",
+		"packet", "neighbour", "echo", "address", "refused", "quiet", "short", "ether_type", "station", "source", "forged", "options", "fragment", "excess",
 	}[c]
 }
 
@@ -256,6 +257,9 @@ func extension(protocol byte) bool {
 // Send implements nic.Backend.
 func (n *Net) Send(f nic.Frame) {
 	v := n.filter.classify(f.Data)
+	if (v.class == ClassPacket || v.class == ClassEcho) && !n.keepsPace(&n.meters.packetsSent, f.Segments()) {
+		return
+	}
 	n.filter.counts[v.class].Add(1)
 	n.refused.noteFrame(f.Data, &v)
 	switch v.class {

@@ -25,6 +25,8 @@ const (
 type link struct {
 	mtu        uint32
 	segmenting atomic.Bool // the guest's card takes segments of TCP together
+	// pace says whether the guest may have so many packets now.
+	pace func(packets int) bool
 
 	mu         sync.Mutex
 	dispatcher stack.NetworkDispatcher
@@ -48,7 +50,9 @@ func (o outbound) size() int {
 	return len(o.frame)
 }
 
-func newLink(mtu int) *link { return &link{mtu: uint32(mtu), wake: func() {}} }
+func newLink(mtu int, pace func(int) bool) *link {
+	return &link{mtu: uint32(mtu), pace: pace, wake: func() {}}
+}
 
 // enqueue takes a frame for the guest, unless there is no room.
 func (l *link) enqueue(o outbound) bool {
@@ -84,6 +88,14 @@ func (l *link) next() (nic.Frame, bool) {
 		l.ready = true
 	}
 	return describe(l.frame, head.packet), true
+}
+
+// segments is how many packets the guest's card makes of one.
+func segments(p *stack.PacketBuffer) int {
+	if p.GSOOptions.Type == stack.GSONone || p.GSOOptions.MSS == 0 {
+		return 1
+	}
+	return nic.Segments(p.Data().Size(), p.GSOOptions.MSS)
 }
 
 // describe says what the stack left undone in a packet.
@@ -210,6 +222,9 @@ func (l *link) ParseHeader(p *stack.PacketBuffer) bool {
 
 func (l *link) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
 	for i, p := range list.AsSlice() {
+		if p.NetworkProtocolNumber != header.ARPProtocolNumber && !l.pace(segments(p)) {
+			continue // lost on the way
+		}
 		if !l.enqueue(outbound{packet: p.IncRef()}) {
 			p.DecRef()
 			return i, &tcpip.ErrNoBufferSpace{}

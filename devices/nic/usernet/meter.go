@@ -16,16 +16,16 @@ const burst = 100 * time.Millisecond
 
 var errLimit = errors.New("guest has had all bytes that it may have")
 
-// meter counts the bytes that pass one way, and holds them back to a rate.
+// meter counts the bytes or packets that pass one way, and holds them back to a rate.
 type meter struct {
-	bytes atomic.Uint64
-	mu    sync.Mutex
-	next  time.Time // when the next byte may pass
+	passed atomic.Uint64
+	mu     sync.Mutex
+	next   time.Time // when the next one may pass
 }
 
-// add counts bytes and returns how long they have to wait, at a rate of bytes a second; 0 is none.
+// add counts some and returns how long they have to wait, at a rate of so many a second; 0 is none.
 func (m *meter) add(n int, rate uint64) time.Duration {
-	m.bytes.Add(uint64(n))
+	m.passed.Add(uint64(n))
 	if rate == 0 {
 		return 0
 	}
@@ -46,12 +46,12 @@ func (m *meter) late(rate uint64) bool {
 	return rate != 0 && time.Until(m.next) > burst
 }
 
-// meters are those of both ways.
-type meters struct{ sent, received meter }
+// meters are those of both ways, of bytes that connections and datagrams carry and of packets on the link.
+type meters struct{ sent, received, packetsSent, packetsReceived meter }
 
 // spent says whether the guest has had all that it may have.
 func (m *meters) spent(l policy.Limits) bool {
-	return l.Bytes != 0 && m.sent.bytes.Load()+m.received.bytes.Load() >= l.Bytes
+	return l.Bytes != 0 && m.sent.passed.Load()+m.received.passed.Load() >= l.Bytes
 }
 
 // meteredReader passes on what a meter lets pass.
@@ -90,5 +90,19 @@ func (n *Net) pass(m *meter, size int) bool {
 		return false
 	}
 	m.add(size, limits.Rate)
+	return true
+}
+
+// keepsPace counts packets on the link, and says whether they may pass: those that are too many are lost.
+func (n *Net) keepsPace(m *meter, packets int) bool {
+	rate := n.rules.Load().Limits().Packets
+	switch {
+	case rate == 0:
+		return true
+	case m.late(rate):
+		n.filter.counts[ClassExcess].Add(1)
+		return false
+	}
+	m.add(packets, rate)
 	return true
 }

@@ -115,13 +115,13 @@ func New(c Config) (*Net, error) {
 	}
 	n := &Net{
 		config:  c,
-		link:    newLink(c.MTU),
 		filter:  newFilter(c.Guest),
 		pins:    newPins(),
 		refused: newRefusals(),
 		pings:   make(chan struct{}, maxPings),
 		connect: new(net.Dialer).DialContext,
 	}
+	n.link = newLink(c.MTU, func(packets int) bool { return n.keepsPace(&n.meters.packetsReceived, packets) })
 	n.ending = nic.NewEnding(c.Guest, n.probe)
 	n.life, n.end = context.WithCancel(context.Background())
 	n.crew.init()
@@ -274,7 +274,7 @@ const dialTimeout = 20 * time.Second
 // Status says what has become of what the guest tried.
 func (n *Net) Status() policy.Status {
 	s := policy.Status{
-		Sessions: n.udp.count(), Frames: n.Frames(), SentBytes: n.meters.sent.bytes.Load(), ReceivedBytes: n.meters.received.bytes.Load(),
+		Sessions: n.udp.count(), Frames: n.Frames(), SentBytes: n.meters.sent.passed.Load(), ReceivedBytes: n.meters.received.passed.Load(),
 	}
 	n.relays.each(func(*relay) { s.Connections++ })
 	s.Refused, s.Refusals = n.Refusals()

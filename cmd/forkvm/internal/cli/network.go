@@ -60,7 +60,7 @@ func (n *networkFlags) published() (ports []policy.Port, err error) {
 func (n *networkFlags) addEntries(f *pflag.FlagSet) {
 	f.StringArrayVar(&n.allow, "allow", nil, "let the guest reach HOST, *.HOST, an address or a prefix, with [:PORT[-PORT]][/tcp|/udp|/icmp] behind it; again for more")
 	f.StringArrayVar(&n.deny, "deny", nil, "keep the guest from an address or a prefix whatever is allowed; again for more")
-	f.StringSliceVar(&n.limit, "net-limit", nil, "bound the network: connections=N, sessions=N (of UDP), rate=SIZE (bytes a second each way), bytes=SIZE (in all)")
+	f.StringSliceVar(&n.limit, "net-limit", nil, "bound the network: connections=N, sessions=N (of UDP), rate=SIZE (bytes a second each way), packets=N (a second each way), bytes=SIZE (in all)")
 }
 
 // policy returns what the flags say, nil for nothing. Entries without a mode are an allowlist.
@@ -97,10 +97,14 @@ func readLimits(l *policy.Limits, words []string) error {
 			l.Sessions, err = readCount(value)
 		case "rate":
 			l.Rate, err = output.ParseSize(value)
+		case "packets":
+			var n int
+			n, err = readCount(value)
+			l.Packets = uint64(n)
 		case "bytes":
 			l.Bytes, err = output.ParseSize(value)
 		default:
-			return usagef("--net-limit %q: %q is none of connections, sessions, rate and bytes", word, name)
+			return usagef("--net-limit %q: %q is none of connections, sessions, rate, packets and bytes", word, name)
 		}
 		if err != nil {
 			return usagef("--net-limit %q: %w", word, err)
@@ -222,6 +226,9 @@ func limitWords(l policy.Limits) (words []string) {
 	}
 	if l.Connections != 0 {
 		words = append(words, fmt.Sprintf("limit connections=%d", l.Connections))
+	}
+	if l.Packets != 0 {
+		words = append(words, fmt.Sprintf("limit packets=%d", l.Packets))
 	}
 	if l.Rate != 0 {
 		words = append(words, fmt.Sprintf("limit rate=%s", output.Size(int64(l.Rate))))
