@@ -33,7 +33,9 @@ var budget = []limit{
 	{"reward_both", "judging in both ways, ready processes waiting, beyond what the verifier takes", CMS, 60, highest},
 	{"create_card", "create from nothing with a network card, until the guest agent answers", CMS, 20, p99},
 	{"create_card_ready", "create with a network card, ready process waiting", CMS, 6, p99},
+	{"create_card_rehearsed", "create with a network card, process waiting that has rehearsed the snapshot", CMS, 6, p99},
 	{"create_tap_ready", "create with a network card and a TAP device, ready process waiting with both", CMS, 6, p99},
+	{"create_tap_rehearsed", "create with a network card and a TAP device, process waiting that has rehearsed the snapshot", CMS, 6, p99},
 	{"set_network", "change of a network policy, until it is in force", CMS, 1, p99},
 	{"clone_private", "private memory of an idle clone, its process included", MiB, 6, highest},
 }

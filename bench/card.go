@@ -25,6 +25,9 @@ func (b *bench) card(ctx context.Context) (err error) {
 	waiting := func(backend node.Backend) func() error {
 		return b.waitFor(ctx, node.Waiting{Count: 1, CPUs: 1, Backend: backend})
 	}
+	rehearsed := func(backend node.Backend) func() error {
+		return b.waitFor(ctx, node.Waiting{Count: 1, Snapshot: cardSnapshot, Backend: backend})
+	}
 	for _, with := range []struct {
 		row, what string
 		backend   node.Backend
@@ -32,8 +35,10 @@ func (b *bench) card(ctx context.Context) (err error) {
 	}{
 		{"create_card", "create with a network card", node.BackendUser, nil},
 		{"create_card_ready", "create with a network card, ready process waiting", node.BackendUser, waiting(node.BackendUser)},
+		{"create_card_rehearsed", "create with a network card, process waiting that has rehearsed", node.BackendUser, rehearsed(node.BackendUser)},
 		{"create_tap", "create with a network card and a TAP device", node.BackendTap, nil},
 		{"create_tap_ready", "create with a network card and a TAP device, ready process waiting with both", node.BackendTap, waiting(node.BackendTap)},
+		{"create_tap_rehearsed", "create with a network card and a TAP device, process waiting that has rehearsed", node.BackendTap, rehearsed(node.BackendTap)},
 	} {
 		c, err := b.createsFrom(ctx, cardSnapshot, b.config.Creates, node.Options{Backend: with.backend}, with.prepare)
 		if err != nil {

@@ -50,7 +50,13 @@ func TestCaseA3Card(t *testing.T) {
 	h.networked("clone0")
 	h.networked("clone1")
 	h.must("fork", slowly, "--name", "child", "clone0")
-	vms := []string{"clone0", "clone1", "child"}
+	h.prepare("2", "--snapshot", "card")
+	h.networked("rehearsed0")
+	h.networked("rehearsed1")
+	vms := []string{"clone0", "clone1", "child", "rehearsed0", "rehearsed1"}
+	if h.began(h.inspect("rehearsed0")) || h.began(h.inspect("rehearsed1")) {
+		t.Error("processes that have rehearsed were not used")
+	}
 	const address, local = "cat /sys/class/net/eth0/address", "ip -6 addr show dev eth0 scope link | grep -o 'fe80[^/]*'"
 	for what, script := range map[string]string{"addresses of the card": address, "link's own addresses": local} {
 		had := map[string]string{}

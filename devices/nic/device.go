@@ -105,5 +105,20 @@ func New(c Config) (*Device, error) {
 	return &Device{t, k}, nil
 }
 
+// Disconnect takes the backend away, which is the caller's again: the guest's frames go nowhere. The device is paused.
+func (d *Device) Disconnect() { d.card.backend = nowhere{} }
+
+// Connect gives a paused device another backend and another address, as New does, for a life that begins with the Restore that has to follow.
+// Nothing of the life before is counted.
+func (d *Device) Connect(b Backend, mac MAC) error {
+	if !mac.Valid() {
+		return fmt.Errorf("connect network device (%s): %v is not the address of one station", d.ID(), mac)
+	}
+	d.card.backend, d.card.counters = b, counters{}
+	d.SetSpace(space(mac, d.card.mtu))
+	b.Attach(d.Wake)
+	return nil
+}
+
 // Counters returns what has become of frames so far.
 func (d *Device) Counters() Counters { return d.card.counters.read() }

@@ -63,6 +63,53 @@ func TestContract(t *testing.T) {
 	})
 }
 
+// A device that is given another backend and address is, behind the restore, like a new one: the old one's frames and counts are not there.
+func TestConnect(t *testing.T) {
+	b := newBench(t, all)
+	b.transmit(packed(header{}, pattern(60)))
+	if err := b.device.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	state, err := b.device.Save()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.device.Disconnect()
+	if err := b.device.Restore(state); err != nil {
+		t.Fatal(err)
+	}
+	old, next, card := b.wire, &wire{}, MAC{2, 0, 0, 0, 0, 9}
+	if err := b.device.Connect(next, MAC{1}); err == nil {
+		t.Error("a card has the address of a group")
+	}
+	if err := b.device.Connect(next, card); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.device.Restore(state); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.device.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	b.transmit(packed(header{}, pattern(70)))
+	buffers := b.offer(2000)
+	next.give(Frame{Data: pattern(80)})
+	if _, data, _ := b.collect(buffers); len(data) != 80 {
+		t.Errorf("%d bytes came", len(data))
+	}
+	if sent := next.taken(); len(sent) != 1 || len(sent[0].Data) != 70 || len(old.taken()) != 1 || len(next.offloads) != 1 {
+		t.Errorf("%d frames were sent, with %d negotiations", len(sent), len(next.offloads))
+	}
+	if c := b.device.Counters(); c.Sent != 1 || c.Received != 1 {
+		t.Errorf("counted: %+v", c)
+	}
+	got := make([]byte, len(card))
+	b.device.Read(virtio.RegConfig, got)
+	if MAC(got) != card {
+		t.Errorf("the driver reads %v", MAC(got))
+	}
+}
+
 // Case D1: what the guest leaves undone reaches the backend as it was negotiated, or is dropped and counted.
 func TestTransmit(t *testing.T) {
 	long := pattern(60000)

@@ -14,8 +14,13 @@ import (
 // bootDisk boots the guest with a disk.
 func bootDisk(t *testing.T, ctx context.Context, bytes uint64) *Machine {
 	t.Helper()
+	return bootSize(t, ctx, Size{CPUs: 1, MemoryBytes: bytes})
+}
+
+func bootSize(t *testing.T, ctx context.Context, size Size) *Machine {
+	t.Helper()
 	id := NewIdentity("source", TimeHost)
-	m := buildDisk(t, bytes, id)
+	m := buildDisk(t, size, id)
 	if err := m.Bring(ctx, id); err != nil {
 		t.Fatal(err)
 	}
@@ -23,13 +28,13 @@ func bootDisk(t *testing.T, ctx context.Context, bytes uint64) *Machine {
 }
 
 // buildDisk makes the same machine, which has not begun.
-func buildDisk(t *testing.T, bytes uint64, id Identity) *Machine {
+func buildDisk(t *testing.T, size Size, id Identity) *Machine {
 	t.Helper()
 	img, err := image.Open(filepath.Join(testkit.RequireGuest(t), "disk"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkpoint, kernel, err := FromImage(img, "disk", Size{CPUs: 1, MemoryBytes: bytes})
+	checkpoint, kernel, err := FromImage(img, "disk", size)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -78,6 +78,7 @@ func build(t *testing.T, c Config, id Identity) *Machine {
 	if c.Tops, err = NewTops(c.Shape, t.TempDir()); err != nil {
 		t.Fatal(errors.Join(err, c.Close()))
 	}
+	plug(t, &c, id)
 	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +136,7 @@ func TestCheckpointOfAClosedMachine(t *testing.T) {
 	testkit.RequireKVM(t)
 	testkit.RequireGuest(t)
 	testkit.NoLeaks(t)
-	m := buildDisk(t, judgeMemory, NewIdentity("closed", TimeHost))
+	m := buildDisk(t, Size{CPUs: 1, MemoryBytes: judgeMemory}, NewIdentity("closed", TimeHost))
 	if _, err := m.Checkpoint(nil); err == nil || !strings.Contains(err.Error(), "0 new top layers for 1 disks") {
 		t.Errorf("checkpoint without a new top layer: %v", err)
 	}

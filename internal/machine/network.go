@@ -76,6 +76,32 @@ func (m *Machine) addNetwork(c *Config) error {
 	return m.place(m.card, networkSlot)
 }
 
+// disconnect ends the network of a paused machine that has a card, and all that the network knows of the guest's life.
+func (m *Machine) disconnect() error {
+	if m.network == nil {
+		return nil
+	}
+	m.card.Disconnect()
+	network := m.network
+	m.network = nil
+	return network.Close()
+}
+
+// connect gives a paused machine that was disconnected the role's network, before its devices are put where that begins.
+func (m *Machine) connect(r *Role) error {
+	if (m.card != nil) != (r.Network != nil) {
+		return errors.New("a network is for a machine with a network card, which needs one")
+	}
+	if m.card == nil {
+		return nil
+	}
+	err := m.card.Connect(r.Network, r.MAC)
+	if err == nil {
+		m.network, r.Network = r.Network, nil
+	}
+	return err
+}
+
 // renewedNetwork is what a guest with a card is told of its network.
 func (m *Machine) renewedNetwork(mac string) *proto.Network {
 	if m.network == nil {

@@ -17,7 +17,8 @@ import (
 // until its guest has confirmed the identity and run a first command, and puts it back to
 // its beginning. What the guest writes to its disks meanwhile goes into the tops that the
 // machine was made with; tops are those that lie empty behind it. The machine then is what
-// it was, and waits for Perform: paused, its pages warm, its connections closed.
+// it was, and waits for Perform: paused, its pages warm, its connections closed, its network
+// gone.
 //
 // Rehearse takes over the files, also when it fails. On error the machine is good for
 // nothing but Close.
@@ -51,6 +52,9 @@ func (m *Machine) rehearse(ctx context.Context, id Identity, tops []*os.File) er
 	if err := m.Machine.Pause(); err != nil {
 		return err
 	}
+	if err := m.disconnect(); err != nil {
+		return err
+	}
 	var unnoted Timeline
 	if err := m.rewindContents(&t, &unnoted); err != nil {
 		return err
@@ -70,8 +74,10 @@ type Role struct {
 	Target
 	// WorkingSet says what more to make ready than was rehearsed; may be nil.
 	WorkingSet *store.WorkingSet
-	// Console is Config's.
+	// Console, MAC and Network are Config's.
 	Console io.Writer
+	MAC     MAC
+	Network Network
 }
 
 // Close closes what the machine has not taken over.
@@ -79,6 +85,9 @@ func (r *Role) Close() error {
 	err := r.close()
 	if r.WorkingSet != nil {
 		err = errors.Join(err, r.WorkingSet.Close())
+	}
+	if r.Network != nil {
+		err = errors.Join(err, r.Network.Close())
 	}
 	return err
 }
@@ -107,11 +116,9 @@ func (m *Machine) perform(ctx context.Context, r *Role) error {
 	defer m.quiet()()
 	m.timeline = nil
 	m.serial.Begin(r.Console)
-	var err error
-	if r.To == nil {
-		err = m.rewindState(r.Identity, &m.timeline)
-	} else if err = m.checkTarget(&r.Target); err == nil {
-		err = m.rewind(&r.Target, &m.timeline)
+	err := m.connect(r)
+	if err == nil {
+		err = m.rewindTo(r)
 	}
 	if err == nil {
 		m.makeReady(r)
@@ -121,6 +128,17 @@ func (m *Machine) perform(ctx context.Context, r *Role) error {
 		m.End(vmm.ReasonResetFailed, err.Error())
 	}
 	return err
+}
+
+// rewindTo puts the machine where the role begins.
+func (m *Machine) rewindTo(r *Role) error {
+	if r.To == nil {
+		return m.rewindState(r.Identity, &m.timeline)
+	}
+	if err := m.checkTarget(&r.Target); err != nil {
+		return err
+	}
+	return m.rewind(&r.Target, &m.timeline)
 }
 
 // makeReady makes the pages ready that the role will use and the rehearsal may not have.

@@ -13,13 +13,17 @@ import (
 	"github.com/forkvm/forkvm/internal/testkit"
 )
 
-// rehearsed is a clone of a checkpoint that has rehearsed.
+// rehearsed is a clone of a checkpoint that has rehearsed. What it sent meanwhile its network of then has heard, and has ended.
 func rehearsed(t *testing.T, ctx context.Context, c *Checkpoint) *Machine {
 	t.Helper()
 	life := NewIdentity("thrown-away", TimeHost)
 	m := clone(t, c, life)
+	before := m.network
 	if err := m.Rehearse(ctx, life, newTops(t, m)); err != nil {
 		t.Fatal(err)
+	}
+	if before != nil && (!before.(*ears).closed || m.network != nil) {
+		t.Error("the network of the life that was thrown away is still there")
 	}
 	return m
 }
@@ -44,6 +48,10 @@ func perform(t *testing.T, ctx context.Context, m *Machine, r Role) string {
 	if r.Console, err = NewConsoleLog(file); err != nil {
 		t.Fatal(err)
 	}
+	var c Config
+	c.Shape = m.Shape()
+	plug(t, &c, r.Identity)
+	r.Network, r.MAC = c.Network, c.MAC
 	if err := m.Perform(ctx, r); err != nil {
 		t.Fatal(err)
 	}
@@ -70,15 +78,44 @@ func clocks(t *testing.T, ctx context.Context, m *Machine) (up, now float64) {
 	return up, now
 }
 
+// checkCard: the card is that of the machine's identity, also to a guest that begins its network anew, and nothing was sent by another.
+func checkCard(t *testing.T, ctx context.Context, m *Machine, id Identity) {
+	t.Helper()
+	run(t, ctx, m, "ping -c 1 -W 1 10.0.2.2 || ip link set eth0 down && ip link set eth0 up")
+	if got := run(t, ctx, m, "cat /sys/class/net/eth0/address"); got != id.MAC {
+		t.Errorf("the card is %s, not %s", got, id.MAC)
+	}
+	card, err := id.CardAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := m.NetworkStatus()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, all := m.network.(*ears).from(card)
+	if own == 0 || own != all || own < status.Card.Sent {
+		t.Errorf("the network has heard %d frames of the guest, of %d; the card says %d", own, all, status.Card.Sent)
+	}
+}
+
 // TestRehearse: what a machine has rehearsed nobody finds in it, and its life is that of
 // a new clone, however long it has waited.
 func TestRehearse(t *testing.T) {
 	testkit.RequireKVM(t)
 	testkit.RequireGuest(t)
-	testkit.NoLeaks(t)
+	for name, mtu := range map[string]int{"without a card": 0, "with a card": DefaultMTU} {
+		t.Run(name, func(t *testing.T) {
+			testkit.NoLeaks(t)
+			testRehearse(t, mtu)
+		})
+	}
+}
+
+func testRehearse(t *testing.T, mtu int) {
 	ctx, cancel := context.WithTimeout(t.Context(), resetPatience)
 	defer cancel()
-	source := bootDisk(t, ctx, judgeMemory)
+	source := bootSize(t, ctx, Size{CPUs: 1, MemoryBytes: judgeMemory, NetworkMTU: mtu})
 	run(t, ctx, source, "sync; "+telling)
 	origin := take(t, source)
 	if err := source.Close(); err != nil {
@@ -112,6 +149,9 @@ func TestRehearse(t *testing.T) {
 	}
 	if got := run(t, ctx, m, seen); got != want {
 		t.Errorf("guest sees\n%s\na new clone sees\n%s", got, want)
+	}
+	if mtu != 0 {
+		checkCard(t, ctx, m, id)
 	}
 
 	perform(t, ctx, second, Role{Target: Target{Identity: NewIdentity("second", TimeHost)}})

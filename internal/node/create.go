@@ -348,11 +348,7 @@ type plan struct {
 // launch makes the VM's directory and process. It leaves nothing behind when it
 // fails.
 func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
-	network, rules, err := o.network(l.checkpoint.Shape)
-	var pass passage
-	if err == nil && network != nil && o.Backend == BackendTap {
-		pass, err = o.tapPassage(network, rules)
-	}
+	card, err := o.card(l.checkpoint.Shape)
 	if err != nil {
 		return nil, err
 	}
@@ -366,11 +362,8 @@ func (n *Node) launch(ctx context.Context, o Options, l plan) (*VM, error) {
 		return nil, err
 	}
 	d.record.Shape = l.checkpoint.Shape
-	if network != nil {
-		d.record.Network, d.record.Ports = &network.Policy, network.Ports
-		d.network, d.rules, d.enforce, d.backend, d.pass = network, rules, o.Enforce, o.Backend, pass
-	}
-	config := process.StartConfig{Checkpoint: l.checkpoint, Tops: tops, Network: network}
+	d.give(card, &o)
+	config := process.StartConfig{Checkpoint: l.checkpoint, Tops: tops, Network: card.network}
 	if l.kernel != nil {
 		config.Kernel, config.Initrd = l.kernel.Image, l.kernel.Initrd
 	}

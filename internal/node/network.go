@@ -30,6 +30,29 @@ func (o *Options) cardMTU() int {
 	return o.NetworkMTU
 }
 
+// card is what a VM's guest may reach through its network card, if it has one.
+type card struct {
+	network *process.NetworkConfig // nil without a card
+	rules   *policy.Rules          // its policy's
+	pass    passage                // with a TAP device
+}
+
+// card is that of a VM of this shape. What it cannot have is an error.
+func (o *Options) card(s machine.Shape) (c card, err error) {
+	if c.network, c.rules, err = o.network(s); err == nil && c.network != nil && o.Backend == BackendTap {
+		c.pass, err = o.tapPassage(c.network, c.rules)
+	}
+	return c, err
+}
+
+// give has the draft's VM get a card.
+func (d *draft) give(c card, o *Options) {
+	if c.network != nil {
+		d.record.Network, d.record.Ports = &c.network.Policy, c.network.Ports
+		d.card, d.enforce, d.backend = c, o.Enforce, o.Backend
+	}
+}
+
 // network is what is behind the card of a VM of this shape, nil if it has none.
 func (o *Options) network(s machine.Shape) (*process.NetworkConfig, *policy.Rules, error) {
 	if s.NetworkMTU == 0 {

@@ -123,15 +123,13 @@ type draft struct {
 	// prepared is the process that waits in it, nil if there is none yet.
 	prepared *process.Prepared
 
-	backend Backend                // of its network card, empty if it has none
-	network *process.NetworkConfig // nil without a card, and as long as it is not known what the VM is
-	rules   *policy.Rules          // its policy's
-	enforce Enforcer               // who is to enforce its policy
-	group   *egress.Group          // of its process, nil if the kernel does not
+	backend Backend       // of its network card, empty if it has none
+	card                  // what the guest may reach; nothing as long as it is not known what the VM is
+	enforce Enforcer      // who is to enforce that
+	group   *egress.Group // of its process, nil if the kernel does not
 
 	tap       *tapnet.Control // of the network of its process, nil if the card has no TAP
 	tapRecord tapnet.Record
-	pass      passage // of the guest, if it has
 }
 
 // newDraft reserves a name and makes the directory. An empty name becomes one

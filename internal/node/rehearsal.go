@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
@@ -42,6 +43,12 @@ func (d *draft) rehearse(ctx context.Context) error {
 		Identity:     machine.NewIdentity(throwaway, machine.TimeHost),
 		ReadyTimeout: DefaultReadyTimeout,
 	}
+	if d.backend != "" {
+		config.Network = &process.NetworkConfig{Policy: policy.Policy{Mode: policy.NoNetwork}}
+	}
+	if d.tap != nil {
+		config.Tap = d.tapAddressing()
+	}
 	if config.Tops, err = machine.NewTops(checkpoint.Shape, n.tmpDir()); err != nil {
 		return err
 	}
@@ -63,25 +70,40 @@ func (n *Node) rehearsable(name string) (*snapshot.Manifest, error) {
 	switch {
 	case err != nil:
 		return nil, snapshotFailure(err)
-	case m.Guest.NetworkMTU != 0:
-		return nil, failure.New(failure.InvalidArgument, "snapshot %s has a network card, and processes that wait have no network", name)
 	case !m.Guest.GuestAgent:
 		return nil, failure.New(failure.InvalidArgument, "snapshot %s has no guest agent, which says when a guest is ready", name)
 	}
 	return m, nil
 }
 
+// backendOf is what is behind the card of VMs of a snapshot, if it has one, of which nobody
+// may have said what.
+func backendOf(m *snapshot.Manifest, said Backend) (Backend, error) {
+	switch {
+	case m.Guest.NetworkMTU == 0 && said != "":
+		return "", failure.New(failure.InvalidArgument, "snapshot %s has no network card", m.Name)
+	case m.Guest.NetworkMTU != 0 && said == "":
+		return BackendUser, nil
+	}
+	return said, nil
+}
+
 // perform makes a VM of a process that has rehearsed the snapshot. It returns nil if there
 // is none for such a VM.
 func (n *Node) perform(ctx context.Context, course course, snapshotName string, o Options) (*VM, error) {
-	if o.Verify || o.cardMTU() != 0 || !n.anyRehearsed() {
+	if o.Verify || !n.anyRehearsed() {
 		return nil, nil
 	}
 	m, err := n.store.Stat(snapshotName)
 	if err != nil {
 		return nil, snapshotFailure(err)
 	}
-	var config process.StartConfig
+	shape := machine.ShapeOf(m)
+	card, err := o.card(shape)
+	if err != nil {
+		return nil, err
+	}
+	config := process.StartConfig{Network: card.network}
 	if o.judges != nil {
 		if config.WorkingSet = n.store.JudgingSet(m, false); config.WorkingSet == nil {
 			return nil, nil // a clone that is made in the usual way records it first
@@ -94,10 +116,12 @@ func (n *Node) perform(ctx context.Context, course course, snapshotName string, 
 	}
 	defer release()
 	course.End(phaseSnapshot)
-	d, err := n.adoptAny(ctx, o, m.ID, m.Guest.MemoryBytes, func(r *Record) bool { return r.waitsFor(m) })
+	fits := func(r *Record) bool { return r.waitsFor(m) && n.fitsRehearsed(r, &o, shape) }
+	d, err := n.adoptAny(ctx, o, m.ID, m.Guest.MemoryBytes, fits)
 	if d == nil {
 		return nil, err
 	}
+	d.give(card, &o)
 	return d.begin(ctx, o, planOf(course, m), config)
 }
 

@@ -79,13 +79,17 @@ func TestRehearsedIsForItsSnapshot(t *testing.T) {
 	}{
 		{"a VM of another snapshot", other.Name, func(*Options) {}},
 		{"one that is checked before", base.Name, func(o *Options) { o.Verify = true }},
-		{"one with a network card", base.Name, func(o *Options) { o.Network = &policy.Policy{Mode: policy.NoNetwork} }},
 	} {
 		o := o
 		c.change(&o)
 		if vm, err := n.perform(ctx, begin(), c.snapshot, o); vm != nil || err != nil || count(t, n.waitingDir()) != 1 {
 			t.Errorf("%s takes it: %v", c.what, err)
 		}
+	}
+	networked := o
+	networked.Network = &policy.Policy{Mode: policy.NoNetwork}
+	if vm, err := n.perform(ctx, begin(), base.Name, networked); vm != nil || !failure.Is(err, failure.InvalidArgument) || count(t, n.waitingDir()) != 1 {
+		t.Errorf("one with a network card: %v", err)
 	}
 	if d = n.takeOver(r); d == nil {
 		t.Fatal("cannot be taken over")
@@ -141,13 +145,19 @@ func TestWaitingForASnapshotEnds(t *testing.T) {
 
 func TestWhatCannotBeRehearsed(t *testing.T) {
 	n := open(t)
-	stored(t, n, "networked", func(s *machine.Shape) { s.NetworkMTU = 1500 })
+	stored(t, n, "plain", asItIs)
 	stored(t, n, "silent", func(s *machine.Shape) { s.GuestAgent = false })
-	for name, code := range map[string]failure.Code{
-		"networked": failure.InvalidArgument, "silent": failure.InvalidArgument, "nothing": failure.SnapshotNotFound,
+	for _, c := range []struct {
+		w    Waiting
+		code failure.Code
+	}{
+		{Waiting{Snapshot: "plain", Backend: BackendUser}, failure.InvalidArgument},
+		{Waiting{Snapshot: "silent"}, failure.InvalidArgument},
+		{Waiting{Snapshot: "nothing"}, failure.SnapshotNotFound},
 	} {
-		if _, err := n.Prepare(t.Context(), Waiting{Count: 1, Snapshot: name}); !failure.Is(err, code) {
-			t.Errorf("%s: %v", name, err)
+		c.w.Count = 1
+		if _, err := n.Prepare(t.Context(), c.w); !failure.Is(err, c.code) {
+			t.Errorf("%+v: %v", c.w, err)
 		}
 	}
 	if entries, err := filepath.Glob(filepath.Join(n.waitingDir(), "*")); err != nil || len(entries) != 0 {

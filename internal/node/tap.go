@@ -182,8 +182,14 @@ func (d *draft) admitToTap(c *process.StartConfig) error {
 	if err != nil {
 		return err
 	}
-	c.Tap = &process.TapConfig{Host: d.pass.host, Names: d.tapRecord.Names(), IPv6: d.tapRecord.IPv6}
+	c.Tap = d.tapAddressing()
+	c.Tap.Host = d.pass.host
 	return nil
+}
+
+// tapAddressing is what is on the link of the draft's network.
+func (d *draft) tapAddressing() *process.TapConfig {
+	return &process.TapConfig{Names: d.tapRecord.Names(), IPv6: d.tapRecord.IPv6}
 }
 
 // space opens the network namespace of the VM's process.

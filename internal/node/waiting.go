@@ -29,10 +29,11 @@ type Waiting struct {
 	CPUs int
 	// Snapshot is what the VMs are made of. Empty: any VM.
 	Snapshot string
-	// Backend is what is behind the VMs' network card. Empty: they have none, as those of
-	// a snapshot never have.
+	// Backend is what is behind the VMs' network card. Empty: they have none, or BackendUser
+	// if the snapshot has a card.
 	Backend Backend
-	// NetworkMTU is the size of the largest packet of a card with a TAP device; machine.DefaultMTU if 0.
+	// NetworkMTU is the size of the largest packet of a card with a TAP device; machine.DefaultMTU if 0. The VMs
+	// of a snapshot have its own.
 	NetworkMTU int
 }
 
@@ -41,14 +42,14 @@ type Waiting struct {
 func (n *Node) Prepare(ctx context.Context, w Waiting) (int, error) {
 	like := Record{Shape: w.shape()}
 	if w.Snapshot != "" {
-		if w.Backend != "" {
-			return 0, failure.New(failure.InvalidArgument, "processes that wait for a snapshot have no network card")
-		}
 		m, err := n.rehearsable(w.Snapshot)
 		if err != nil {
 			return 0, err
 		}
 		like.Rehearsed, like.Snapshot, like.Shape = m.ID, m.Name, machine.ShapeOf(m)
+		if w.Backend, err = backendOf(m, w.Backend); err != nil {
+			return 0, err
+		}
 	}
 	waiting, err := n.WaitingProcesses()
 	if err != nil {
@@ -181,8 +182,8 @@ func (d *draft) handBack() {
 // has rehearsed what the VM begins near.
 func (n *Node) draft(ctx context.Context, o Options, l plan) (*draft, error) {
 	shape := l.checkpoint.Shape
-	if l.rehearsed != "" && shape.NetworkMTU == 0 {
-		fits := func(r *Record) bool { return r.Rehearsed == l.rehearsed && r.Shape.Compatible(shape) == nil }
+	if l.rehearsed != "" {
+		fits := func(r *Record) bool { return r.Rehearsed == l.rehearsed && n.fitsRehearsed(r, &o, shape) }
 		if d, err := n.adoptAny(ctx, o, l.rehearsed, shape.MemoryBytes, fits); d != nil || err != nil {
 			return d, err
 		}

@@ -2,13 +2,16 @@ package node
 
 import (
 	"errors"
+	"slices"
 
+	"github.com/forkvm/forkvm/devices/nic/policy"
 	"github.com/forkvm/forkvm/internal/egress"
+	"github.com/forkvm/forkvm/internal/linux"
 	"github.com/forkvm/forkvm/internal/machine"
 	"github.com/forkvm/forkvm/internal/tapnet"
 )
 
-// A process that waits for a VM with a network card has what guards that already, and reaches nothing: it is in a control group of
+// A process that waits for VMs with a network card has what guards that already, and reaches nothing: it is in a control group of
 // its own without a policy, or in a network namespace of its own with a TAP device whose programs let nothing pass. It is on record like
 // that of a VM. When the process ends the namespace does; the group goes with the directory.
 
@@ -50,11 +53,26 @@ func (n *Node) intact(r *Record) bool {
 
 // fits says whether a waiting process that is for any VM can become such a one.
 func (n *Node) fits(r *Record, o *Options, s machine.Shape) bool {
+	return r.Shape.CPUs == s.CPUs && n.fitsCard(r, o, s)
+}
+
+// fitsRehearsed says whether a waiting process that has rehearsed a snapshot can become such a VM. One that has given up its privileges for
+// that publishes no port that needs some.
+func (n *Node) fitsRehearsed(r *Record, o *Options, s machine.Shape) bool {
+	if r.Shape.Compatible(s) != nil || !n.fitsCard(r, o, s) {
+		return false
+	}
+	confined := r.Enforcement != nil && r.Enforcement.By == EnforceKernel
+	return !confined || !slices.ContainsFunc(o.Ports, func(p policy.Port) bool { return int(p.Host.Port()) < linux.FirstFreePort() })
+}
+
+// fitsCard says whether a waiting process is for VMs with such a network card, under the watch of who is to enforce its policy.
+func (n *Node) fitsCard(r *Record, o *Options, s machine.Shape) bool {
 	backend := o.Backend
 	if s.NetworkMTU == 0 {
 		backend = ""
 	}
-	if r.Shape.CPUs != s.CPUs || !n.suits(r, backend, s.NetworkMTU) {
+	if !n.suits(r, backend, s.NetworkMTU) {
 		return false
 	}
 	if backend != BackendUser {

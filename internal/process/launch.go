@@ -211,8 +211,11 @@ func (p *Prepared) detached(ctx context.Context, err error) error {
 
 // RehearsalConfig says what life a process is to rehearse. Files stay the caller's.
 type RehearsalConfig struct {
-	// Checkpoint is what VMs begin from. Its shape has no network card.
+	// Checkpoint is what VMs begin from.
 	Checkpoint *machine.Checkpoint
+	// Network and Tap are StartConfig's, of the life that is thrown away.
+	Network *NetworkConfig
+	Tap     *TapConfig
 	// Tops are the disks' top layers in the life that is thrown away, Next those in the VM's.
 	Tops, Next []*os.File
 	// Identity is that of the life that is thrown away.
@@ -225,7 +228,7 @@ type RehearsalConfig struct {
 // takes what a reset takes.
 func (p *Prepared) Rehearse(ctx context.Context, c RehearsalConfig) error {
 	var t table
-	life := StartConfig{Checkpoint: c.Checkpoint, Tops: c.Tops, Identity: c.Identity, ReadyTimeout: c.ReadyTimeout}
+	life := StartConfig{Checkpoint: c.Checkpoint, Tops: c.Tops, Identity: c.Identity, ReadyTimeout: c.ReadyTimeout, Network: c.Network, Tap: c.Tap}
 	form, state, err := life.form(&t)
 	if err == nil {
 		defer linux.CloseFiles(state)

@@ -20,29 +20,30 @@ type Options struct {
 	Network func(card machine.MAC, mtu int, rules *policy.Rules, c NetworkConfig) (machine.Network, error)
 }
 
-// addNetwork makes the network of a machine with a card.
-func (s *server) addNetwork(c *machine.Config, form *startForm) error {
+// makeNetwork makes the network of a machine with a card, and says which address that has.
+func (s *server) makeNetwork(form *startForm, mtu int) (n machine.Network, card machine.MAC, err error) {
 	switch {
 	case (form.Tap != nil) != (s.tap != nil):
-		return errors.New("the process was made for another network")
+		return nil, card, errors.New("the process was made for another network")
 	case s.tap == nil && s.options.Network == nil:
-		return errors.New("this program has no network for a machine with a card")
+		return nil, card, errors.New("this program has no network for a machine with a card")
 	}
 	rules, err := form.Network.Policy.Compile()
 	if err != nil {
-		return failure.As(failure.InvalidArgument, err)
+		return nil, card, failure.As(failure.InvalidArgument, err)
 	}
-	if c.MAC, err = form.Identity.CardAddress(); err != nil {
-		return err
+	if card, err = form.Identity.CardAddress(); err != nil {
+		return nil, card, err
 	}
 	if form.Tap != nil {
-		return s.addTap(c, rules, *form.Tap)
+		n, err = s.makeTap(card, rules, *form.Tap)
+		return n, card, err
 	}
-	c.Network, err = s.options.Network(c.MAC, c.Shape.NetworkMTU, rules, *form.Network)
+	n, err = s.options.Network(card, mtu, rules, *form.Network)
 	if errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EACCES) {
 		err = failure.As(failure.InvalidArgument, err) // of a published port
 	}
-	return err
+	return n, card, err
 }
 
 // network replaces the policy, unless it is nil, and says what the network has seen.

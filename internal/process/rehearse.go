@@ -19,13 +19,19 @@ func (s *server) rehearse(ctx context.Context, req *request, files []*os.File) e
 	if req.Start == nil || req.Start.Checkpoint == nil {
 		return errors.New("rehearsal says nothing of what")
 	}
+	// The life to come has the same TAP device.
+	device, err := s.tap.duplicate()
+	if err != nil {
+		return err
+	}
 	next := claimed.takeAll(req.Tops)
 	// Nobody reads the console of that life.
-	err := s.makeMachine(req.Start, &claimed, nil, new(machine.Timeline))
-	if err != nil {
+	if err := s.makeMachine(req.Start, &claimed, nil, new(machine.Timeline)); err != nil {
+		device.close()
 		linux.CloseFiles(next...)
 		return err
 	}
+	s.tap = device
 	ctx, cancel := s.whileLaunched(ctx)
 	defer cancel()
 	ctx, cancel = readyIn(ctx, req.Start.ReadyTimeout)
@@ -52,10 +58,14 @@ func (s *server) whileLaunched(ctx context.Context) (context.Context, context.Ca
 }
 
 // takeRole is the receiving end of a start for a process that has rehearsed.
-func takeRole(form *startForm, files *claims, console io.Writer) (*machine.Role, error) {
+func (s *server) takeRole(form *startForm, files *claims, console io.Writer) (*machine.Role, error) {
 	r := &machine.Role{Console: console, WorkingSet: files.takeWorkingSet(form.WorkingSet)}
 	var err error
-	if r.Target, err = takeTarget(form.Tops, form.Checkpoint, files); err != nil {
+	r.Target, err = takeTarget(form.Tops, form.Checkpoint, files)
+	if err == nil && form.Network != nil {
+		r.Network, r.MAC, err = s.makeNetwork(form, s.machine.Shape().NetworkMTU)
+	}
+	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
 	r.Identity = form.Identity

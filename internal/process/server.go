@@ -104,7 +104,7 @@ func (s *server) build(form *startForm, files []*os.File, timeline *machine.Time
 	if s.machine == nil {
 		return s.makeMachine(form, &claimed, console, timeline)
 	}
-	s.role, err = takeRole(form, &claimed, console)
+	s.role, err = s.takeRole(form, &claimed, console)
 	timeline.End(phaseLayers)
 	return err
 }
@@ -138,7 +138,7 @@ func (s *server) configure(form *startForm, files *claims) (c machine.Config, er
 	c.Tops = files.takeAll(form.Tops)
 	err = errors.Join(err, files.err)
 	if err == nil && form.Network != nil {
-		err = s.addNetwork(&c, form)
+		c.Network, c.MAC, err = s.makeNetwork(form, c.Shape.NetworkMTU)
 	}
 	if err != nil {
 		// What the machine would have taken over is still ours.

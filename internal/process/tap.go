@@ -52,17 +52,32 @@ func (f *TapFiles) close() {
 	}
 }
 
-// addTap makes the network of a machine whose card has the TAP device of this process.
-func (s *server) addTap(c *machine.Config, rules *policy.Rules, t TapConfig) error {
+// duplicate returns the same device and maps once more; nil for none.
+func (f *TapFiles) duplicate() (*TapFiles, error) {
+	if f == nil {
+		return nil, nil
+	}
+	again := &TapFiles{}
+	for _, c := range []struct{ to, from **os.File }{{&again.Device, &f.Device}, {&again.Counts, &f.Counts}, {&again.Events, &f.Events}} {
+		var err error
+		if *c.to, err = linux.Duplicate(*c.from); err != nil {
+			again.close()
+			return nil, err
+		}
+	}
+	return again, nil
+}
+
+// makeTap makes the network of a machine whose card has the TAP device of this process.
+func (s *server) makeTap(card machine.MAC, rules *policy.Rules, t TapConfig) (machine.Network, error) {
 	files := s.tap
 	s.tap = nil
 	n, err := tap.New(tap.Config{
 		Tap: files.Device, Counts: files.Counts, Events: files.Events,
-		Guest: c.MAC, Policy: rules, Host: t.Host, Names: t.Names, IPv6: t.IPv6,
+		Guest: card, Policy: rules, Host: t.Host, Names: t.Names, IPv6: t.IPv6,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	c.Network = n
-	return nil
+	return n, nil
 }

@@ -29,11 +29,19 @@ func mapFile(f *os.File, offset, size, protection int) (data []byte, err error) 
 type counts struct {
 	mu   sync.Mutex
 	data []byte // nil once closed
+	base [counted]uint64
 }
 
+// mapCounts maps the counters. What they have counted so far was before this network, and is none of it.
 func mapCounts(f *os.File) (*counts, error) {
 	data, err := mapFile(f, 0, os.Getpagesize(), unix.PROT_READ)
-	return &counts{data: data}, err
+	c := &counts{data: data}
+	var base [counted]uint64
+	for what := range counted {
+		base[what] = c.read(what)
+	}
+	c.base = base
+	return c, err
 }
 
 func (c *counts) read(what Class) uint64 {
@@ -43,7 +51,7 @@ func (c *counts) read(what Class) uint64 {
 		return 0
 	}
 	// Aligned, as the mapping is, and within its first page; it is mapped as long as the lock is held.
-	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&c.data[8*what])))
+	return atomic.LoadUint64((*uint64)(unsafe.Pointer(&c.data[8*what]))) - c.base[what]
 }
 
 func (c *counts) close() {

@@ -19,8 +19,8 @@ import (
 
 // Config is what a network is made of.
 type Config struct {
-	// Tap is the device, not blocking, with linux.TapHeader before each frame. Counts and Events are maps of the programs at it.
-	// All become the network's.
+	// Tap is the device, not blocking, with linux.TapHeader before each frame. Counts and Events are maps of the programs at it, of which
+	// what is there already counts for nothing. All become the network's.
 	Tap, Counts, Events *os.File
 	// Guest is the address of the guest's card.
 	Guest nic.MAC
@@ -82,6 +82,7 @@ func New(c Config) (n *Net, err error) {
 	if n.events, err = mapEvents(c.Events); err != nil {
 		return n, err
 	}
+	n.events.take(func([]byte) {}) // of what was before
 	if n.raw, err = c.Tap.SyscallConn(); err != nil {
 		return n, err
 	}

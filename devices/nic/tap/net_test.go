@@ -3,11 +3,13 @@ package tap
 import (
 	"encoding/binary"
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
 
 	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
 // segment is a frame with a segment of a flow, sent by its guest or by the other.
@@ -74,6 +76,52 @@ func TestNewRefuses(t *testing.T) {
 	}
 	if _, err := New(Config{Guest: nic.MAC{2}, Policy: rules}); err == nil {
 		t.Error("no device")
+	}
+}
+
+// What the programs have counted and told before there was a network is none of it.
+func TestNewCountsFromThenOn(t *testing.T) {
+	file := func(size int, words map[int]uint64) *os.File {
+		t.Helper()
+		f, err := linux.MemoryFile("map")
+		if err == nil {
+			err = f.Truncate(int64(size))
+		}
+		for at, word := range words {
+			if err == nil {
+				_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, word), int64(at))
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	page := os.Getpagesize()
+	counts := file(page, map[int]uint64{8 * int(ClassStation): 7, 8 * int(bytesFrom): 1000})
+	events := file(2*page+2*eventsSize, map[int]uint64{page: recordHeader + eventSize, 2 * page: eventSize})
+	rules, err := policy.Policy{}.Compile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted, err := linux.Duplicate(counts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer counted.Close()
+	n, err := New(Config{Tap: file(0, nil), Counts: counts, Events: events, Guest: nic.MAC{2}, Policy: rules})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if s := n.Status(); len(s.Frames) != 0 || s.Refused != 0 || len(s.Refusals) != 0 || s.SentBytes != 0 {
+		t.Errorf("a new network has seen %+v", s)
+	}
+	if _, err := counted.WriteAt(binary.NativeEndian.AppendUint64(nil, 9), 8*int64(ClassStation)); err != nil {
+		t.Fatal(err)
+	}
+	if s := n.Status(); s.Frames["station"] != 2 || s.Refused != 2 {
+		t.Errorf("of two frames it has seen %+v", s)
 	}
 }
 

@@ -23,7 +23,7 @@ type waitingView struct {
 	Waiting  int    `json:"waiting"`
 	CPUs     int    `json:"cpus,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"`
-	// NetworkBackend and MTU are of the VMs' network card, if they have one.
+	// NetworkBackend and MTU are of the VMs' network card, as they were asked for.
 	NetworkBackend node.Backend `json:"network_backend,omitempty"`
 	MTU            int          `json:"mtu,omitempty"`
 }
@@ -38,18 +38,20 @@ func (a *app) prepareVerb() *cobra.Command {
 			"they have been a VM of the snapshot already, for a moment, and wait for the next\n" +
 			"ones of it, which start in a fraction of the time. With --network-backend they\n" +
 			"are for VMs with such a network card, and have what guards that already: nothing\n" +
-			"is let pass until a VM has its policy. The count is how many wait afterwards;\n" +
-			"with 0 and nothing else all are ended.",
+			"is let pass until a VM has its policy. A snapshot's card has usernet unless that\n" +
+			"says otherwise. The count is how many wait afterwards; with 0 and nothing else\n" +
+			"all are ended.",
 		Example: "  forkvm prepare --count 16\n" +
 			"  forkvm prepare --count 16 --snapshot base\n" +
 			"  forkvm prepare --count 16 --network-backend tap\n" +
+			"  forkvm prepare --count 16 --network-backend tap --snapshot web\n" +
 			"  forkvm prepare --count 0",
 		Args: needs(),
 	}
 	cmd.Flags().IntVarP(&w.Count, "count", "n", 1, fmt.Sprintf("how many wait afterwards, 0 to %d", maxWaiting))
 	cmd.Flags().IntVar(&w.CPUs, "cpus", defaultCPUs, fmt.Sprintf("vCPUs of the VMs, 1 to %d", vmm.MaxCPUs))
 	cmd.Flags().StringVar(&w.Snapshot, "snapshot", "", "snapshot of which the VMs are made")
-	cmd.Flags().Var(choice[node.Backend]{&w.Backend, []node.Backend{node.BackendUser, node.BackendTap}}, "network-backend", "what is behind the VMs' network card; without, they have none")
+	cmd.Flags().Var(choice[node.Backend]{&w.Backend, []node.Backend{node.BackendUser, node.BackendTap}}, "network-backend", "what is behind the VMs' network card; without, they have none, or usernet if the snapshot has one")
 	cmd.Flags().IntVar(&w.NetworkMTU, "mtu", machine.DefaultMTU, fmt.Sprintf("size of the largest packet of a network card with a TAP device, %d to %d", machine.MinMTU, machine.MaxMTU))
 	cmd.RunE = a.onNode(func(ctx context.Context, n Node, _ []string) error {
 		if w.Count < 0 || w.Count > maxWaiting {
@@ -62,8 +64,6 @@ func (a *app) prepareVerb() *cobra.Command {
 			return err
 		}
 		switch said := cmd.Flags().Changed("cpus"); {
-		case w.Backend != "" && w.Snapshot != "":
-			return usagef("--network-backend and --snapshot: processes that wait for a snapshot have no network card")
 		case said && w.Snapshot != "":
 			return usagef("--cpus and --snapshot: a VM has as many as its snapshot")
 		case w.Snapshot != "", w.Count == 0 && w.Backend == "" && !said:
@@ -84,9 +84,9 @@ func (a *app) prepareVerb() *cobra.Command {
 
 // checkWaitingMTU leaves a size of packets only for the network cards whose processes it matters to.
 func checkWaitingMTU(w *node.Waiting, given bool) error {
-	if w.Backend != node.BackendTap {
+	if w.Backend != node.BackendTap || w.Snapshot != "" {
 		if given {
-			return usagef("--mtu: is for --network-backend tap; other processes wait for cards of any")
+			return usagef("--mtu: is for --network-backend tap; other processes wait for cards of any, or of a snapshot's")
 		}
 		w.NetworkMTU = 0
 		return nil
