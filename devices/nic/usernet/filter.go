@@ -264,7 +264,9 @@ func (n *Net) Send(f nic.Frame) {
 	n.refused.noteFrame(f.Data, &v)
 	switch v.class {
 	case ClassPacket, ClassNeighbour:
-		n.link.inject(f.Data)
+		if n.reach() != nil {
+			n.link.inject(f.Data)
+		}
 	case ClassEcho:
 		n.ping(&v)
 	case ClassAddress:

@@ -281,7 +281,11 @@ func (n *Net) Restore(data json.RawMessage) error {
 func (n *Net) forget() {
 	n.relays.reset(n.life)
 	n.udp.each((*session).close)
-	for _, e := range n.stack.RegisteredEndpoints() {
+	s := n.gateway.stack.Load()
+	if s == nil {
+		return
+	}
+	for _, e := range s.RegisteredEndpoints() {
 		if e, ok := e.(*tcp.Endpoint); ok && e.EndpointState() != tcp.StateListen {
 			e.Abort()
 		}

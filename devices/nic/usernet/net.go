@@ -12,7 +12,7 @@
 // the destination of any address for its own (it is promiscuous): a forwarder gets each new connection (relay) and each new
 // pair of UDP addresses (session).
 //
-// What waits for sockets is done by goroutines that are used again (crew).
+// The stack is made when somebody has a packet for it (gateway). What waits for sockets is done by goroutines that are used again (crew).
 //
 // Frames for the guest wait in a queue of bounded size. When it is full the stack hears that they were not sent.
 //
@@ -33,15 +33,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
-	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
-	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
-	"gvisor.dev/gvisor/pkg/tcpip/stack"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
@@ -67,14 +58,13 @@ type Net struct {
 	config  Config
 	link    *link
 	filter  filter
-	stack   *stack.Stack
+	gateway gateway
 	pins    *pins
 	refused refusals
 	host    hostAddresses
 	relays  relays
 	udp     sessions
 	meters  meters
-	dns     *resolver
 	doors   []io.Closer // of published ports
 	ending  *nic.Ending
 	pings   chan struct{} // one for each echo request that may be on its way
@@ -94,13 +84,7 @@ type Net struct {
 	closed bool
 }
 
-const (
-	nicID       = 1
-	timeWait    = time.Second
-	sessionIdle = 30 * time.Second
-	// maxOpenings is how many connections the stack looks at before they are made or refused; of more it hears nothing.
-	maxOpenings = 512
-)
+const sessionIdle = 30 * time.Second
 
 // New returns a network that the guest's card can be attached to.
 func New(c Config) (*Net, error) {
@@ -128,69 +112,11 @@ func New(c Config) (*Net, error) {
 	n.relays.init(n.life)
 	n.udp.init()
 	n.rules.Store(c.Policy)
-	n.stack = stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{arp.NewProtocol, ipv4.NewProtocol, ipv6.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol, udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6},
-	})
-	err := n.configure()
-	if err == nil {
-		err = n.publish(c.Ports)
-	}
-	if err != nil {
+	if err := n.publish(c.Ports); err != nil {
 		n.Close()
 		return nil, fmt.Errorf("create network: %w", err)
 	}
 	return n, nil
-}
-
-// configure makes the stack the gateway.
-func (n *Net) configure() error {
-	s := n.stack
-	if err := s.CreateNIC(nicID, n.link); err != nil {
-		return fmt.Errorf("create interface: %s", err)
-	}
-	for _, a := range []netip.Addr{nic.Gateway4, nic.Resolver4, nic.Gateway6, nic.Resolver6} {
-		bits := 24
-		if a.Is6() {
-			bits = 64
-		}
-		address := tcpip.ProtocolAddress{
-			Protocol:          networkProtocol(a),
-			AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFromSlice(a.AsSlice()), PrefixLen: bits},
-		}
-		if err := s.AddProtocolAddress(nicID, address, stack.AddressProperties{}); err != nil {
-			return fmt.Errorf("add address %v: %s", a, err)
-		}
-	}
-	// Where the guest is need not be asked for, and an answer would be the guest's to give.
-	for _, a := range []netip.Addr{nic.Guest4, nic.Guest6} {
-		if err := s.AddStaticNeighbor(nicID, networkProtocol(a), tcpip.AddrFromSlice(a.AsSlice()), tcpip.LinkAddress(n.config.Guest[:])); err != nil {
-			return fmt.Errorf("add neighbour %v: %s", a, err)
-		}
-	}
-	everything4, _ := tcpip.NewSubnet(tcpip.AddrFrom4([4]byte{}), tcpip.MaskFrom(string(make([]byte, 4))))
-	everything6, _ := tcpip.NewSubnet(tcpip.AddrFrom16([16]byte{}), tcpip.MaskFrom(string(make([]byte, 16))))
-	s.SetRouteTable([]tcpip.Route{{Destination: everything4, NIC: nicID}, {Destination: everything6, NIC: nicID}})
-	// Every destination is ours, and so is every source of an answer.
-	s.SetPromiscuousMode(nicID, true)
-	s.SetSpoofing(nicID, true)
-	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, 0, maxOpenings, n.connection).HandlePacket)
-	s.SetTransportProtocolHandler(udp.ProtocolNumber, udp.NewForwarder(s, n.datagram).HandlePacket)
-	// Nothing is late or twice on this wire, so that a connection that has ended need not be remembered.
-	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
-	if err := s.SetTransportProtocolOption(tcp.ProtocolNumber, &wait); err != nil {
-		return fmt.Errorf("set time to wait: %s", err)
-	}
-	var err error
-	n.dns, err = newResolver(n)
-	return err
-}
-
-func networkProtocol(a netip.Addr) tcpip.NetworkProtocolNumber {
-	if a.Is4() {
-		return ipv4.ProtocolNumber
-	}
-	return ipv6.ProtocolNumber
 }
 
 // SetPolicy replaces the policy. Connections and sessions that it does not allow end.
@@ -241,11 +167,9 @@ func (n *Net) Close() error {
 	n.end()
 	n.closeDoors()
 	n.forget()
-	if n.dns != nil {
-		n.dns.close()
-	}
+	destroy := n.gateway.close()
 	n.crew.wait()
-	n.stack.Destroy()
+	destroy()
 	n.link.drop()
 	return nil
 }

@@ -91,8 +91,12 @@ func (n *Net) inbound(client *net.TCPConn, port uint16) {
 func (n *Net) dialGuest(ctx context.Context, port uint16) (*gonet.TCPConn, tcpip.Endpoint, error) {
 	ctx, cancel := context.WithTimeout(ctx, inboundTimeout)
 	defer cancel()
+	s := n.reach()
+	if s == nil {
+		return nil, nil, net.ErrClosed
+	}
 	var queue waiter.Queue
-	end, failed := n.stack.NewEndpoint(tcp.ProtocolNumber, networkProtocol(nic.Guest4), &queue)
+	end, failed := s.NewEndpoint(tcp.ProtocolNumber, networkProtocol(nic.Guest4), &queue)
 	if failed != nil {
 		return nil, nil, fmt.Errorf("connect to guest: %s", failed)
 	}
@@ -163,11 +167,12 @@ func (i *inboundSessions) drop(from netip.AddrPort, s *session) {
 
 func (n *Net) newInbound(c *net.UDPConn, from netip.AddrPort, port uint16, all *inboundSessions) *session {
 	out, err := newOutlet(c, socketAddress(from))
-	if err != nil {
+	stack := n.reach()
+	if err != nil || stack == nil {
 		return nil
 	}
 	var queue waiter.Queue
-	end, failed := n.stack.NewEndpoint(udp.ProtocolNumber, networkProtocol(nic.Guest4), &queue)
+	end, failed := stack.NewEndpoint(udp.ProtocolNumber, networkProtocol(nic.Guest4), &queue)
 	if failed != nil {
 		return nil
 	}

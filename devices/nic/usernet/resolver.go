@@ -14,6 +14,7 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
 	"github.com/forkvm/forkvm/devices/nic"
 	"github.com/forkvm/forkvm/devices/nic/policy"
@@ -46,18 +47,18 @@ type resolver struct {
 	conns map[net.Conn]struct{} // nil once closed
 }
 
-func newResolver(n *Net) (*resolver, error) {
+func newResolver(n *Net, s *stack.Stack) (*resolver, error) {
 	r := &resolver{
 		net: n, queries: make(chan struct{}, maxQueries), askers: make(chan struct{}, maxAskers), conns: map[net.Conn]struct{}{},
 	}
 	for _, a := range []netip.Addr{nic.Resolver4, nic.Resolver6} {
 		at := tcpip.FullAddress{NIC: nicID, Addr: address(a), Port: dnsPort}
-		packets, err := gonet.DialUDP(n.stack, &at, nil, networkProtocol(a))
+		packets, err := gonet.DialUDP(s, &at, nil, networkProtocol(a))
 		if err != nil {
 			return r, fmt.Errorf("open resolver (%v): %w", a, err)
 		}
 		r.packets = append(r.packets, packets)
-		listener, err := gonet.ListenTCP(n.stack, at, networkProtocol(a))
+		listener, err := gonet.ListenTCP(s, at, networkProtocol(a))
 		if err != nil {
 			return r, fmt.Errorf("open resolver (%v): %w", a, err)
 		}
