@@ -34,19 +34,24 @@ func (m *Memory) Own() ([]PageRange, error) {
 
 // Populate gives the memory pages of its own, with the contents that they have, as
 // if each was written, but without a fault for each. It is for pages that will be
-// written anyway: from now on they count as written. It needs Linux 5.14. What was
-// populated before an error stays.
+// written anyway: from now on they count as written, but for those that a reset has left
+// private, with which there is nothing to do. The ranges ascend. It needs Linux 5.14. What
+// was populated before an error stays.
 func (m *Memory) Populate(ranges []PageRange) error {
 	m.lock()
 	defer m.mu.Unlock()
 	if m.closed.Load() {
 		return m.errClosed("populate")
 	}
-	for _, r := range ranges {
+	wanted := make([]pageRange, len(ranges))
+	for i, r := range ranges {
 		if r.Start >= m.pages || r.Count > m.pages-r.Start {
 			return fmt.Errorf("populate memory: %d pages from page %d on: RAM has %d", r.Count, r.Start, m.pages)
 		}
-		if err := m.mapping.Advise(r.Start*PageSize, r.Count*PageSize, unix.MADV_POPULATE_WRITE); err != nil {
+		wanted[i] = pageRange{r.Start, r.Start + r.Count}
+	}
+	for _, r := range without(without(wanted, m.copied.ranges()), m.revertedRanges()) {
+		if err := m.mapping.Advise(r.start*PageSize, (r.end-r.start)*PageSize, unix.MADV_POPULATE_WRITE); err != nil {
 			return err
 		}
 	}

@@ -165,7 +165,7 @@ func (m *Memory) fill() error {
 		}
 	}
 	m.markCopied(rest)
-	if err := m.warm(hot); err != nil {
+	if err := m.warm(hot, nil); err != nil {
 		return err
 	}
 	m.releaseSources(0, append(rest, hot...))

@@ -37,14 +37,10 @@ func newOrigin(pages uint64, stack [][]piece, files []*os.File) originState {
 		o.under = all
 		return o
 	}
-	o.under = overlay(all, stack[0], appendMerged)
-	for _, pieces := range stack {
-		o.view = overlay(o.view, pieces, appendMerged)
-	}
+	bottom, upper := overlay(all, stack[0], appendMerged), stacked(stack[1:])
+	o.view = overlay(bottom, upper, appendMerged)
 	hot := chooseHot(o.view, stack[max(0, len(stack)-1-maxKeptLayers)])
-	for _, pieces := range stack[1:] {
-		o.under = overlay(o.under, outside(pieces, hot), appendMerged)
-	}
+	o.under = overlay(bottom, outside(upper, hot), appendMerged)
 	return o
 }
 
@@ -92,29 +88,39 @@ func (o *originState) mappable() []piece {
 // hot is what is to be copied.
 func (o *originState) hot() []piece { return differing(o.view, o.under) }
 
-// warm copies hot pages, and keeps them like those that a freeze has left private.
-func (m *Memory) warm(hot []piece) error {
-	bySource := slices.Clone(hot)
-	slices.SortStableFunc(bySource, func(a, b piece) int {
-		return cmp.Or(cmp.Compare(a.source, b.source), cmp.Compare(a.offset, b.offset))
-	})
-	for len(bySource) > 0 {
-		n := 1
-		for n < len(bySource) && bySource[n].source == bySource[0].source {
-			n++
-		}
-		if err := m.copyPieces(bySource[:n]); err != nil {
+// warm makes hot pages private, and keeps them like those that a freeze has left so. What is
+// private already gets its contents when it is reverted.
+func (m *Memory) warm(hot []piece, private []pageRange) error {
+	for _, pieces := range bySource(outside(hot, private)) {
+		if err := m.copyPieces(pieces); err != nil {
 			return err
 		}
-		pieces := slices.Clone(bySource[:n])
-		byStart(pieces)
-		m.markCopied(pieces)
+	}
+	m.markCopied(hot)
+	for _, pieces := range bySource(hot) {
 		if source := pieces[0].source; source != noSource {
+			byStart(pieces)
 			m.kept = append(m.kept, keptPages{source: source, pieces: pieces})
 		}
-		bySource = bySource[n:]
 	}
 	return nil
+}
+
+// bySource divides pieces by where they come from, in the order of the files.
+func bySource(pieces []piece) (parts [][]piece) {
+	sorted := slices.Clone(pieces)
+	slices.SortStableFunc(sorted, func(a, b piece) int {
+		return cmp.Or(cmp.Compare(a.source, b.source), cmp.Compare(a.offset, b.offset))
+	})
+	for len(sorted) > 0 {
+		n := 1
+		for n < len(sorted) && sorted[n].source == sorted[0].source {
+			n++
+		}
+		parts = append(parts, sorted[:n:n])
+		sorted = sorted[n:]
+	}
+	return parts
 }
 
 // copyPieces reads pieces of one source, in the order of its file, into private pages.

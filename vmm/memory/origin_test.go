@@ -2,6 +2,8 @@ package memory
 
 import (
 	"bytes"
+	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -73,5 +75,34 @@ func TestHotPagesAreBounded(t *testing.T) {
 	}
 	if n := len(child.kept); n > maxKeptLayers {
 		t.Errorf("pages of %d layers are kept", n)
+	}
+}
+
+// Any number of layers come to what they would one by one.
+func TestStackedLayers(t *testing.T) {
+	const pages = 300
+	r := rand.New(rand.NewPCG(8, 13))
+	for range 200 {
+		var stack [][]piece
+		for source := range r.IntN(9) {
+			var layer []piece
+			for at := uint64(r.IntN(30)); at < pages; at += uint64(r.IntN(20)) {
+				p := piece{start: at, count: min(uint64(1+r.IntN(25)), pages-at), source: source, offset: int64(at) * PageSize}
+				if r.IntN(5) == 0 {
+					p.source, p.offset = noSource, 0
+				}
+				layer = append(layer, p)
+				at += p.count
+			}
+			stack = append(stack, layer)
+		}
+		bottom := []piece{{count: pages, source: noSource}}
+		want := bottom
+		for _, layer := range stack {
+			want = overlay(want, layer, appendMerged)
+		}
+		if got := overlay(bottom, stacked(stack), appendMerged); !slices.Equal(got, want) {
+			t.Fatalf("%d layers come to %+v, one by one to %+v", len(stack), got, want)
+		}
 	}
 }

@@ -79,6 +79,32 @@ func overlay(base, top []piece, add pieceAppend) []piece {
 	return out
 }
 
+// stacked is what layers come to that lie on each other, bottom first. Halves are put
+// together: most layers have few pieces, and each would go through all that lies below.
+func stacked(layers [][]piece) []piece {
+	switch len(layers) {
+	case 0:
+		return nil
+	case 1:
+		return layers[0]
+	}
+	half := len(layers) / 2
+	lower, upper := stacked(layers[:half]), stacked(layers[half:])
+	return interleaved(outside(lower, rangesOf(upper)), upper)
+}
+
+// interleaved puts two ascending lists of pieces into one. No page is in both.
+func interleaved(a, b []piece) []piece {
+	out := make([]piece, 0, len(a)+len(b))
+	for len(a) > 0 && len(b) > 0 {
+		if b[0].start < a[0].start {
+			a, b = b, a
+		}
+		out, a = append(out, a[0]), a[1:]
+	}
+	return append(append(out, a...), b...)
+}
+
 // find returns the index of the piece that has the page; pieces cover all pages.
 func find(pieces []piece, page uint64) int {
 	return sort.Search(len(pieces), func(i int) bool { return pieces[i].end() > page })

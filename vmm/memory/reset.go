@@ -49,30 +49,17 @@ func (m *Memory) resetLocked() error {
 	if m.closed.Load() {
 		return os.ErrClosed
 	}
+	private, err := m.scan(m)
+	if err != nil {
+		return err
+	}
 	var rest []piece
 	if &m.view[0] != &m.origin.view[0] { // otherwise nothing was mapped since
-		if err := m.closeFrozen(); err != nil {
-			return err
-		}
-		var err error
-		m.view = m.origin.view
-		again := differing(m.origin.under, m.mapped)
-		if rest, err = m.place(again); err != nil {
-			return err
-		}
-		m.mapped, m.copied = joined(m.mapped), nil
-		closeAll(m.sources[len(m.origin.files):])
-		m.sources = m.sources[:len(m.origin.files)]
-		if err := m.adviseAgain(outside(again, rangesOf(rest))); err != nil {
-			return err
-		}
-		hot := m.origin.hot()
-		rest = outside(rest, rangesOf(hot))
-		if err := m.warm(hot); err != nil {
+		if private, rest, err = m.mapAgain(private); err != nil {
 			return err
 		}
 	}
-	if err := m.revertLocked(); err != nil {
+	if err := m.revertLocked(private); err != nil {
 		return err
 	}
 	for _, p := range rest {
@@ -82,6 +69,56 @@ func (m *Memory) resetLocked() error {
 	}
 	m.markCopied(rest)
 	return nil
+}
+
+// mapAgain maps what origin has and is not mapped, or copies it into private pages where
+// that costs less. It returns which of the private pages are still to be reverted, and
+// what found no room for mappings.
+func (m *Memory) mapAgain(private []pageRange) (left []pageRange, rest []piece, err error) {
+	if err := m.closeFrozen(); err != nil {
+		return nil, nil, err
+	}
+	m.view = m.origin.view
+	hot := m.origin.hot()
+	again, warm := m.cheaperCopied(differing(m.origin.under, m.mapped), private)
+	// What is hot has other contents than what lies under it.
+	warm = interleaved(outside(warm, rangesOf(hot)), hot)
+	if rest, err = m.place(again); err != nil {
+		return nil, nil, err
+	}
+	m.mapped, m.copied = joined(m.mapped), nil
+	closeAll(m.sources[len(m.origin.files):])
+	m.sources = m.sources[:len(m.origin.files)]
+	placed := outside(again, rangesOf(rest))
+	if err := m.adviseAgain(placed); err != nil {
+		return nil, nil, err
+	}
+	private = without(private, rangesOf(placed)) // where something is mapped now nothing is
+	return private, outside(rest, rangesOf(hot)), m.warm(warm, private)
+}
+
+// A mapping costs as much as copying some pages into private pages of their own, or many
+// into such as there are, and the private pages that it takes away cost faults later.
+const (
+	mappingCost = 25 // in microseconds, as below, see docs/cost-model.md
+	copyCost    = 10 // of a page that is not private
+	rewriteCost = 1  // of one that is
+)
+
+// cheaperCopied divides pieces into those to map and those that are copied, because most
+// of their pages are private already.
+func (m *Memory) cheaperCopied(pieces []piece, private []pageRange) (mapped, copied []piece) {
+	for _, p := range pieces {
+		if p.count < mappingCost/rewriteCost {
+			own := countPieces(inside([]piece{p}, private))
+			if own*rewriteCost+(p.count-own)*copyCost < mappingCost {
+				copied = append(copied, p)
+				continue
+			}
+		}
+		mapped = append(mapped, p)
+	}
+	return mapped, copied
 }
 
 // adviseAgain sets what holds for RAM after many pieces were mapped anew.
@@ -114,7 +151,7 @@ func (m *Memory) rebaseLocked(layers []Layer) {
 		stack = append(stack, layerPieces(l.Extents, source))
 	}
 	m.mapped = renumbered(m.mapped, numbers)
-	m.dropOriginals()
+	m.renumberOriginals(numbers)
 	closeAll(m.sources)
 	m.sources = make([]*os.File, number)
 	m.origin = newOrigin(m.pages, stack, filesOf(layers))

@@ -344,3 +344,101 @@ func TestResetWithoutBackingStore(t *testing.T) {
 		t.Errorf("read of a file that was cut off: %v, want %v", err, ErrBackingLost)
 	}
 }
+
+// What another stack has in pages that are private already is copied there, and not mapped
+// over them, also where other pages lie between those that are copied anyway. Nobody can
+// tell but by what is mapped and private.
+func TestResetToPrivatePages(t *testing.T) {
+	withScanners(t, func(t *testing.T, s scanner) {
+		const first, long = 1000, 20 // pages; longer than what is copied anyway
+		base := Layer{File: patternFile(t, 2048, 1), Extents: []Extent{{Start: 0, Count: 2048}}}
+		parent := newMemory(t, Config{Size: testSize, Layers: []Layer{base}})
+		write(t, parent, first*PageSize, bytes.Repeat([]byte{7}, long*PageSize))
+		write(t, parent, 4000*PageSize, bytes.Repeat([]byte{8}, long*PageSize))
+		write(t, parent, 1500*PageSize, make([]byte, 12*PageSize)) // zeros over the base
+		stack := []Layer{base, freeze(t, parent)}
+		write(t, parent, (first+5)*PageSize, []byte("hot"))
+		write(t, parent, 30*PageSize, []byte("hot"))
+		stack = append(stack, freeze(t, parent))
+		want := dump(t, parent)
+
+		m := newMemory(t, Config{Size: testSize, Layers: stack[:1]})
+		m.scan = s
+		for _, page := range []uint64{first, 4000, 1500} {
+			write(t, m, page*PageSize, bytes.Repeat([]byte{9}, long*PageSize))
+		}
+		reset(t, m)
+		private, mappings := held(t, m), kernelMappings(t, m)
+		before := m.originals[0]
+		resetTo(t, m, stack...)
+		if n := kernelMappings(t, m); n != mappings {
+			t.Errorf("%d mappings, before %d", n, mappings)
+		}
+		if n := held(t, m); n != private+1 {
+			t.Errorf("%d private pages, before %d and one more to be copied", n, private)
+		}
+		if m.originals[0] != before {
+			t.Error("the file of a layer that stays was mapped anew")
+		}
+		for range 3 {
+			wantContents(t, m, want)
+			wantPrivate(t, m)
+			write(t, m, (first+2)*PageSize, []byte("life"))
+			write(t, m, 1503*PageSize, []byte("life"))
+			wantPrivate(t, m, first+2, 1503)
+			after := dump(t, m)
+			wantContents(t, newMemory(t, Config{Size: testSize, Layers: append(stack[:3:3], freeze(t, m))}), after)
+			reset(t, m)
+		}
+		resetTo(t, m, base)
+		wantContents(t, m, dump(t, newMemory(t, Config{Size: testSize, Layers: stack[:1]})))
+	})
+}
+
+// The bytes of any stack are right wherever pages are private before: a model.
+func TestResetToAnyStack(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 5))
+	const pages = 512
+	layers := make([]Layer, 6)
+	for i := range layers {
+		var extents []Extent
+		offset := int64(0)
+		for at := uint64(r.IntN(20)); at < pages; {
+			n := min(uint64(1+r.IntN(30)), pages-at)
+			e := Extent{Start: at, Count: n, Offset: offset}
+			if r.IntN(4) == 0 {
+				e.Offset = ZeroExtent
+			} else {
+				offset += int64(n * PageSize)
+			}
+			extents = append(extents, e)
+			at += n + uint64(1+r.IntN(40))
+		}
+		layers[i] = Layer{File: patternFile(t, int(offset/PageSize), byte(40*i)), Extents: extents}
+	}
+	m := newMemory(t, Config{Size: testSize})
+	for range 30 {
+		var stack []Layer
+		for _, l := range layers {
+			if r.IntN(3) > 0 {
+				stack = append(stack, l)
+			}
+		}
+		want := dump(t, newMemory(t, Config{Size: testSize, Layers: stack}))
+		for range r.IntN(40) {
+			n := 1 + r.IntN(12)
+			write(t, m, uint64(r.IntN(pages-n))*PageSize, bytes.Repeat([]byte{0xee}, n*PageSize))
+		}
+		if r.IntN(4) == 0 {
+			freeze(t, m)
+		}
+		resetTo(t, m, stack...)
+		wantPrivate(t, m)
+		wantContents(t, m, want)
+		if r.IntN(2) == 0 {
+			write(t, m, uint64(r.IntN(pages))*PageSize, []byte("life"))
+			reset(t, m)
+			wantContents(t, m, want)
+		}
+	}
+}

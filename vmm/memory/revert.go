@@ -30,7 +30,7 @@ type revertedPage struct {
 	missed bool
 }
 
-// revertLocked gives every private page the contents that view says. There are two
+// revertLocked gives these private pages the contents that view says. There are two
 // ways. A page that is given back costs a fault, and a copy in the host kernel, when
 // it is written again, which is many times the cost of copying its contents into it
 // here; and most pages that a guest writes in one life it writes in the next: the
@@ -38,15 +38,11 @@ type revertedPage struct {
 // and one that has not been changed for some lives is given back. One life is not
 // enough: what a guest writes is often what was there. Where it always is, that shows
 // when the page has been given back, and it is not done again.
-func (m *Memory) revertLocked() error {
-	private, err := m.scan(m)
-	if err != nil {
-		return err
-	}
+func (m *Memory) revertLocked(private []pageRange) error {
 	r := reverter{m: m, was: m.reverted, gone: m.givenBack, room: maxReverted - len(m.reverted)}
 	r.crowded = len(m.reverted) > maxReverted*3/4
 	r.kept = make([]revertedPage, 0, min(maxReverted, countPages(private)))
-	err = guard(func() error { return r.revert(private) })
+	err := guard(func() error { return r.revert(private) })
 	m.reverted, m.givenBack = r.kept, r.idle
 	return err
 }
@@ -55,6 +51,14 @@ func (m *Memory) revertLocked() error {
 func (m *Memory) wasReverted(n uint64) bool {
 	_, found := slices.BinarySearchFunc(m.reverted, n, func(p revertedPage, n uint64) int { return cmp.Compare(p.page, n) })
 	return found
+}
+
+// revertedRanges are the pages that resets have left private.
+func (m *Memory) revertedRanges() (ranges []pageRange) {
+	for _, p := range m.reverted {
+		ranges = appendRange(ranges, p.page, p.page+1)
+	}
+	return ranges
 }
 
 // reverter is one pass over the private pages, in ascending order.
@@ -220,11 +224,33 @@ func mapWhole(f *os.File) *linux.Mapping {
 	return whole
 }
 
+// renumberOriginals keeps the mappings of the sources that have new numbers, and drops the
+// others.
+func (m *Memory) renumberOriginals(numbers map[int]int) {
+	was := m.originals
+	m.originals = nil
+	for old, o := range was {
+		number, stays := numbers[old]
+		if o == nil || !stays {
+			continue
+		}
+		for len(m.originals) <= number {
+			m.originals = append(m.originals, nil)
+		}
+		m.originals[number], was[old] = o, nil
+	}
+	unmapAll(was)
+}
+
 func (m *Memory) dropOriginals() {
-	for _, o := range m.originals {
+	unmapAll(m.originals)
+	m.originals = nil
+}
+
+func unmapAll(mappings []*linux.Mapping) {
+	for _, o := range mappings {
 		if o != nil {
 			_ = o.Unmap()
 		}
 	}
-	m.originals = nil
 }
