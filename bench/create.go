@@ -68,6 +68,18 @@ func (b *bench) rehearsedMemory(ctx context.Context, snapshot string) error {
 	if err := b.waitFor(ctx, w)(); err != nil {
 		return err
 	}
+	if err := b.waitingMemory("rehearsed_private"); err != nil {
+		return err
+	}
+	vms, err := b.idle(ctx, snapshot, processes)
+	if err == nil {
+		b.row("rehearsed_clone_private", MiB, held(vms))
+	}
+	return errors.Join(err, remove(ctx, vms...))
+}
+
+// waitingMemory measures what each process holds that waits.
+func (b *bench) waitingMemory(row string) error {
 	waiting, err := b.scene.node.WaitingProcesses()
 	if err != nil {
 		return err
@@ -76,12 +88,8 @@ func (b *bench) rehearsedMemory(ctx context.Context, snapshot string) error {
 	for _, r := range waiting {
 		holding = append(holding, privateMiB(r.PID))
 	}
-	b.row("rehearsed_private", MiB, holding)
-	vms, err := b.idle(ctx, snapshot, processes)
-	if err == nil {
-		b.row("rehearsed_clone_private", MiB, held(vms))
-	}
-	return errors.Join(err, remove(ctx, vms...))
+	b.row(row, MiB, holding)
+	return nil
 }
 
 // wait returns what has so many processes wait for VMs. They are all used before it is

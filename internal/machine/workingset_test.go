@@ -104,6 +104,22 @@ func clonesThatJudge(t *testing.T, ctx context.Context, st *store.Store, name st
 			t.Error("a clone that judges does not have the pages that those before it used")
 		}
 	}), "true")
+
+	// One that rehearses has them behind it, whatever of it begins.
+	checkpoint, manifest, err := FromStore(ctx, st, name, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkpoint.UseJudgingSet(st, manifest, false)
+	m := rehearsed(t, ctx, checkpoint)
+	if own := ownPages(t, m); !covers(own, set.Written) {
+		t.Error("a clone that has rehearsed does not have the pages that those use in which is judged")
+	}
+	role := Role{Target: Target{Identity: NewIdentity("clone", TimeHost)}, WorkingSet: st.JudgingSet(manifest, false)}
+	if err := m.Perform(ctx, role); err != nil {
+		t.Fatal(err)
+	}
+	run(t, ctx, m, "true")
 }
 
 // storedGuest is a store with a snapshot of a guest that has run a command.

@@ -16,7 +16,8 @@ import (
 
 // A process that waits for VMs of one snapshot has rehearsed: it has lived a life of it,
 // which is thrown away, and has been put back to its beginning. What a create is most of
-// its time about, first uses of pages, is behind it.
+// its time about, first uses of pages, is behind it; so are those that a verdict makes,
+// once one with the snapshot has noted them.
 
 // throwaway is the hostname of the life that is thrown away.
 const throwaway = "rehearsal"
@@ -33,6 +34,8 @@ func (d *draft) rehearse(ctx context.Context) error {
 	if manifest.ID != d.record.Rehearsed {
 		return failure.New(failure.SnapshotNotFound, "snapshot %s was replaced by another one", manifest.Name)
 	}
+	// Of the clones of a snapshot with which is judged most are those in which is judged.
+	checkpoint.UseJudgingSet(n.store, manifest, false)
 	release, err := n.admit(machine.Demand{VMs: 1, RAM: checkpoint.Shape.MemoryBytes})
 	if err != nil {
 		return err
