@@ -2,9 +2,11 @@ package forkvm
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 
+	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/guest/task"
 	"github.com/forkvm/forkvm/internal/judge"
 	"github.com/forkvm/forkvm/internal/machine"
@@ -103,7 +105,7 @@ func (m *judgeMachines) Fork(ctx context.Context) (judge.Machine, error) {
 	if err != nil {
 		return nil, judge.NotReady(err)
 	}
-	return judgeMachine{children[0], &storage}, nil
+	return newJudgeMachine(children[0], &storage), nil
 }
 
 // Clean implements judge.Machines.
@@ -113,7 +115,7 @@ func (m *judgeMachines) Clean(ctx context.Context) (judge.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return judgeMachine{vm, &storage}, nil
+	return newJudgeMachine(vm, &storage), nil
 }
 
 // useJudgingSet has a fork of a machine that stands on these snapshots make ready what
@@ -128,10 +130,18 @@ func (m *judgeMachines) useJudgingSet(c *machine.Checkpoint, lineage []string) {
 type judgeMachine struct {
 	*VM
 	storage *atomic.Pointer[error]
+	guest   *client.Client // keeps its connection
+}
+
+func newJudgeMachine(vm *VM, storage *atomic.Pointer[error]) judgeMachine {
+	return judgeMachine{vm, storage, vm.Agent().Keeping()}
 }
 
 func (m judgeMachine) ID() string         { return m.identity.MachineID }
-func (m judgeMachine) Guest() judge.Guest { return m.Agent() }
+func (m judgeMachine) Guest() judge.Guest { return m.guest }
+
+// Close implements judge.Machine.
+func (m judgeMachine) Close() error { return errors.Join(m.guest.Close(), m.VM.Close()) }
 
 // NoteUse implements judge.Machine.
 func (m judgeMachine) NoteUse() { m.machine.NoteUse() }

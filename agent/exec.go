@@ -39,6 +39,7 @@ func (s *session) exec(r proto.ExecRequest) (any, error) {
 		return nil, failure(proto.CodeInvalidRequest, "negative timeout or limit")
 	}
 	if r.Detach {
+		s.single = true
 		return s.execDetached(r)
 	}
 	s.windows = map[uint16]*proto.Window{}

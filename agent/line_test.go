@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"net"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -161,13 +164,107 @@ func TestLineConnectsAnew(t *testing.T) {
 	}
 }
 
-// What is no question is the last operation of its connection, whatever is asked for,
-// and so is one that failed.
-func TestNothingButQuestionsIsAskedAgain(t *testing.T) {
+// Operations of all kinds follow each other on one connection, whatever streams they have;
+// those that cannot have connections of their own.
+func TestKeeping(t *testing.T) {
+	g := start(t, agent.Config{})
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	plain, made := watched(g)
+	c := plain.Keeping()
+	defer c.Close()
+	echo := func(in io.Reader, args ...string) {
+		t.Helper()
+		var out bytes.Buffer
+		r, err := c.Exec(ctx, client.Command{Args: args, Stdin: in, Stdout: &out, Stderr: io.Discard})
+		if err != nil || r.ExitCode != 0 || out.String() != "said" {
+			t.Fatalf("%v: %+v, %v, %q", args, r, err, out.String())
+		}
+	}
+	content := strings.Repeat("0123456789abcdef", 64<<10) // more than a window
+	path := filepath.Join(g.dir, "file")
+	for range 3 {
+		echo(nil, "printf", "said")
+		if _, err := c.Put(ctx, client.File{Path: path}, strings.NewReader(content)); err != nil {
+			t.Fatal(err)
+		}
+		var got, tree bytes.Buffer
+		if _, err := c.Get(ctx, path, &got); err != nil || got.String() != content {
+			t.Fatalf("get: %d bytes, %v", got.Len(), err)
+		}
+		if _, err := c.GetTree(ctx, g.dir, &tree); err != nil || tree.Len() <= len(content) {
+			t.Fatalf("get tree: %d bytes, %v", tree.Len(), err)
+		}
+		if _, err := c.PlaceTree(ctx, client.Placement{Dir: filepath.Join(g.dir, "copy"), Replace: true}, &tree); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := c.Survey(ctx, client.Look{Files: []string{path}}); err != nil || len(s.Files) != 1 {
+			t.Fatalf("survey: %+v, %v", s, err)
+		}
+		if _, err := c.Ping(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Remove(ctx, filepath.Join(g.dir, "copy"), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := made.count(); n != 1 {
+		t.Errorf("%d connections for operations one behind the other", n)
+	}
+	echo(strings.NewReader("said"), "cat")
+	if d, err := c.Detach(ctx, client.Command{Args: []string{"true"}}); err != nil {
+		t.Errorf("detach: %+v, %v", d, err)
+	}
+	made.mu.Lock()
+	before := len(made.conns)
+	made.mu.Unlock()
+	if before > 3 {
+		t.Errorf("%d connections", before)
+	}
+	// An operation that failed, or whose caller has gone, ends its connection.
+	if _, err := c.Get(ctx, filepath.Join(g.dir, "nothing"), io.Discard); err == nil {
+		t.Error("got what is not there")
+	}
+	echo(nil, "printf", "said")
+	gone, leave := context.WithCancel(ctx)
+	timer := time.AfterFunc(50*time.Millisecond, leave)
+	defer timer.Stop()
+	if _, err := c.Exec(gone, client.Command{Args: []string{"sleep", "300"}}); err == nil {
+		t.Error("a command whose caller had gone went on")
+	}
+	failing := &failingWriter{}
+	if _, err := c.Get(ctx, path, failing); !errors.Is(err, errFull) {
+		t.Errorf("get into what takes no more: %v", err)
+	}
+	var both sync.WaitGroup
+	for range 4 {
+		both.Go(func() { echo(nil, "printf", "said") })
+	}
+	both.Wait()
+	echo(nil, "printf", "said")
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	echo(nil, "printf", "said")
+	g.agent.WaitIdle(time.Minute)
+	if ctx.Err() != nil {
+		t.Error("a connection at rest keeps the agent from being idle")
+	}
+}
+
+var errFull = errors.New("full")
+
+type failingWriter struct{}
+
+func (*failingWriter) Write([]byte) (int, error) { return 0, errFull }
+
+// What can have no sequel is the last operation of its connection, whatever is asked for,
+// and so is one that failed. While an operation runs there is no other request.
+func TestWhatIsAskedAgain(t *testing.T) {
 	g := start(t, agent.Config{})
 	ping, _ := proto.AppendJSON(nil, proto.TypeRequest, proto.Request{Op: proto.OpPing, Again: true})
 	first := request(proto.Request{Op: proto.OpPing, Again: true})
-	hello, result, refusal := proto.TypeHello, proto.TypeResult, proto.TypeError
+	hello, started, result, refusal := proto.TypeHello, proto.TypeStarted, proto.TypeResult, proto.TypeError
 	for name, tt := range map[string]struct {
 		frames []byte
 		want   []proto.Type
@@ -175,7 +272,8 @@ func TestNothingButQuestionsIsAskedAgain(t *testing.T) {
 	}{
 		"questions":      {slices.Concat(first, ping, ping), []proto.Type{hello, result, result, result}, ""},
 		"not wanted":     {slices.Concat(request(proto.Request{Op: proto.OpPing}), ping), []proto.Type{hello, result}, ""},
-		"no question":    {slices.Concat(request(proto.Request{Op: proto.OpList, Again: true, Params: []byte(`{"path":"/"}`)}), ping), []proto.Type{hello, result}, ""},
+		"a sequel":       {slices.Concat(request(proto.Request{Op: proto.OpList, Again: true, Params: []byte(`{"path":"/"}`)}), ping), []proto.Type{hello, result, result}, ""},
+		"under way":      {slices.Concat(request(proto.Request{Op: proto.OpExec, Again: true, Params: []byte(`{"args":["sleep","300"],"stdout":"discard","stderr":"discard"}`)}), ping), []proto.Type{hello, started, refusal}, proto.CodeProtocol},
 		"no request":     {slices.Concat(first, proto.AppendCredit(nil, proto.Stdout, 1, 0), ping), []proto.Type{hello, result, refusal}, proto.CodeProtocol},
 		"unknown frame":  {slices.Concat(first, proto.Append(nil, 0x55, 0, 0, nil)), []proto.Type{hello, result, refusal}, proto.CodeProtocol},
 		"failed":         {slices.Concat(request(proto.Request{Op: proto.OpStat, Again: true, Params: []byte(`{"path":"/nowhere"}`)}), ping), []proto.Type{hello, refusal}, proto.CodeFileNotFound},

@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"net"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/forkvm/forkvm/agent/proto"
 )
 
-// session is one connection: a handshake, one operation, its result. Questions may
-// follow each other on one.
+// session is one connection: a handshake, one operation, its result. Others may follow it
+// if the host has said so.
 type session struct {
 	agent   *Agent
 	conn    net.Conn
@@ -31,8 +32,20 @@ type session struct {
 	keepInput bool
 	windows   map[uint16]*proto.Window
 	control   func(proto.Control)
-	// received is closed when no more frames are handled; nil before listen.
+	// received is closed when no more frames are handled; nil before listen. What ended
+	// that is in sequel: the next request, which is taken when the operation is over, or
+	// an error.
 	received chan struct{}
+	sequel   incoming
+	over     atomic.Bool
+	// single: nothing may follow the operation, whatever the host has said.
+	single bool
+}
+
+// incoming is the beginning of a frame, or why there is none.
+type incoming struct {
+	header proto.Header
+	err    error
 }
 
 func newSession(a *Agent, conn net.Conn) *session {
@@ -61,11 +74,13 @@ func (s *session) answer(result any, err error) (more bool) {
 		s.wire.WriteJSON(proto.TypeError, asError(err))
 		return false
 	}
+	more = s.request.Again && !s.single && proto.HasSequel(s.request.Op)
+	s.over.Store(more) // the host asks again as soon as it has the result
 	if err := s.wire.WriteJSON(proto.TypeResult, result); err != nil {
 		s.agent.cfg.Log("send result of " + s.request.Op + ": " + err.Error())
 		return false
 	}
-	return s.request.Again && proto.IsQuestion(s.request.Op)
+	return more
 }
 
 // lingerTimeout is how long a session waits for the host to close first.
@@ -122,7 +137,7 @@ func (s *session) next() (any, error) {
 	if !s.agent.rest() {
 		return nil, errHungUp
 	}
-	h, err := s.wire.Next()
+	h, err := s.await()
 	s.agent.resume(s)
 	var broken *proto.ProtocolError
 	switch {
@@ -131,15 +146,28 @@ func (s *session) next() (any, error) {
 	case err != nil:
 		return nil, errHungUp
 	}
-	s.request = proto.Request{}
+	s.request, s.single = proto.Request{}, false
+	s.over.Store(false)
 	if err := s.takeRequest(h); err != nil {
 		return nil, err
 	}
 	return s.dispatch()
 }
 
+// await waits for the next frame behind an operation, of which nothing is left then.
+func (s *session) await() (proto.Header, error) {
+	if s.received == nil {
+		return s.wire.Next()
+	}
+	<-s.received
+	next := s.sequel
+	s.received, s.sequel = nil, incoming{}
+	s.stdin, s.keepInput, s.windows, s.control = nil, false, nil, nil
+	return next.header, next.err
+}
+
 func features() []string {
-	return []string{proto.FeatureTerminal, proto.FeatureDetach, proto.FeatureLimits, proto.FeatureSurveyor, proto.FeatureAgain}
+	return []string{proto.FeatureTerminal, proto.FeatureDetach, proto.FeatureLimits, proto.FeatureSurveyor, proto.FeatureAgain, proto.FeatureSequel}
 }
 
 func (s *session) handshake() error {
@@ -326,19 +354,22 @@ func (s *session) enter() error {
 }
 
 // listen starts to take frames from the host for the operation, until the
-// connection ends.
+// connection ends or the next request comes.
 func (s *session) listen() {
 	s.received = make(chan struct{})
 	go func() {
 		defer close(s.received)
-		err := s.receive()
+		h, err := s.receive()
+		s.sequel = incoming{h, err}
 		var broken *proto.ProtocolError
 		if errors.As(err, &broken) {
 			// Said in passing: whoever breaks the protocol may not read either.
 			s.conn.SetWriteDeadline(time.Now().Add(time.Second))
 			s.wire.WriteJSON(proto.TypeError, asError(err))
 		}
-		s.cancel()
+		if err != nil {
+			s.cancel()
+		}
 		for _, w := range s.windows {
 			w.Close()
 		}
@@ -349,55 +380,67 @@ func (s *session) listen() {
 }
 
 // receive handles frames until the connection ends, which is how a host says
-// that it has lost interest.
-func (s *session) receive() error {
+// that it has lost interest, or until the request comes that follows the operation.
+func (s *session) receive() (proto.Header, error) {
 	var buf []byte
 	for {
 		h, err := s.wire.Next()
 		if err != nil {
-			return err
+			return h, err
 		}
-		switch h.Type {
-		case proto.TypeData:
-			if s.stdin == nil || h.Stream != proto.Stdin {
-				return &proto.ProtocolError{Reason: fmt.Sprintf("data on stream %d, which takes none", h.Stream)}
-			}
-			if buf, err = s.wire.Payload(h, buf); err != nil {
-				return err
-			}
-			if err := s.stdin.Push(buf); err != nil {
-				return err
-			}
-			if h.Flags&proto.FlagEnd != 0 {
-				s.stdin.End()
-				buf = nil // nothing more will come that needs it
-			}
-		case proto.TypeCredit:
-			n, err := s.wire.Credit(h)
-			if err != nil {
-				return err
-			}
-			// Credit for a stream that this operation does not have is no harm.
-			if w := s.windows[h.Stream]; w != nil {
-				if err := w.Add(n); err != nil {
-					return err
-				}
-				if h.Flags&proto.FlagEnd != 0 {
-					w.Close()
-				}
-			}
-		case proto.TypeControl:
-			var c proto.Control
-			if err := s.wire.JSON(h, &c); err != nil {
-				return err
-			}
-			if s.control != nil {
-				s.control(c)
-			}
-		default:
-			return &proto.ProtocolError{Reason: fmt.Sprintf("%v frame while an operation runs", h.Type)}
+		if h.Type == proto.TypeRequest && s.over.Load() {
+			return h, nil
+		}
+		if buf, err = s.handle(h, buf); err != nil {
+			return h, err
 		}
 	}
+}
+
+// handle handles one frame. The buffer, which it may replace, is for payloads.
+func (s *session) handle(h proto.Header, buf []byte) ([]byte, error) {
+	var err error
+	switch h.Type {
+	case proto.TypeData:
+		if s.stdin == nil || h.Stream != proto.Stdin {
+			return buf, &proto.ProtocolError{Reason: fmt.Sprintf("data on stream %d, which takes none", h.Stream)}
+		}
+		if buf, err = s.wire.Payload(h, buf); err != nil {
+			return buf, err
+		}
+		if err := s.stdin.Push(buf); err != nil {
+			return buf, err
+		}
+		if h.Flags&proto.FlagEnd != 0 {
+			s.stdin.End()
+			buf = nil // nothing more will come that needs it
+		}
+	case proto.TypeCredit:
+		n, err := s.wire.Credit(h)
+		if err != nil {
+			return buf, err
+		}
+		// Credit for a stream that this operation does not have is no harm.
+		if w := s.windows[h.Stream]; w != nil {
+			if err := w.Add(n); err != nil {
+				return buf, err
+			}
+			if h.Flags&proto.FlagEnd != 0 {
+				w.Close()
+			}
+		}
+	case proto.TypeControl:
+		var c proto.Control
+		if err := s.wire.JSON(h, &c); err != nil {
+			return buf, err
+		}
+		if s.control != nil {
+			s.control(c)
+		}
+	default:
+		return buf, &proto.ProtocolError{Reason: fmt.Sprintf("%v frame while an operation runs", h.Type)}
+	}
+	return buf, nil
 }
 
 func contains(list []string, s string) bool {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,10 +38,12 @@ type Config struct {
 	Observer Observer
 }
 
-// Client talks to one guest agent. It holds no connection between operations;
-// any number of goroutines may use it.
+// Client talks to one guest agent. It holds no connection between operations, unless
+// Keeping says so; any number of goroutines may use it.
 type Client struct {
 	cfg Config
+	// kept has a connection between operations; nil: none is to be kept.
+	kept *keeper
 	// patience bounds how long a connection may take until the guest agent has
 	// said hello; 0: as long as the context allows.
 	patience time.Duration
@@ -82,6 +85,9 @@ type call struct {
 	stop func()
 
 	features []string // of the guest agent
+	kept     *keeper  // takes the connection behind the result; nil: nobody does
+	answered bool     // the result is there, and the connection has nothing else
+	ended    sync.Once
 	started  bool
 	onStart  func(proto.Started)
 	onCredit func(stream uint16, n int, f proto.Flags) error
@@ -95,6 +101,12 @@ type call struct {
 // begin connects and sends the request in the first write, with the credit for
 // the streams that the operation is going to receive.
 func (c *Client) begin(ctx context.Context, op string, request proto.Request, params any, queues map[uint16]*proto.Queue) (*call, error) {
+	if c.kept != nil && proto.HasSequel(op) {
+		request.Again = true
+		if last := c.kept.take(); last != nil {
+			return c.again(ctx, last, op, request, params, queues)
+		}
+	}
 	ctx, answered, stop := c.hurry(ctx)
 	conn, err := c.cfg.Dial(ctx)
 	if err != nil {
@@ -108,7 +120,7 @@ func (c *Client) begin(ctx context.Context, op string, request proto.Request, pa
 		return nil, err
 	}
 	k := newCall(ctx, op, conn, proto.NewConn(conn), stop)
-	k.queues = queues
+	k.queues, k.kept = queues, c.keeperFor(request)
 	if err := k.observe(c.cfg.Observer, request.OperationID, params); err != nil {
 		k.end()
 		return nil, err
@@ -165,22 +177,21 @@ func (c *Client) opening(op string, request proto.Request, params any, queues ma
 	if err != nil {
 		return nil, err
 	}
-	if b, err = appendRequest(b, op, request, params); err != nil {
-		return nil, err
-	}
-	for stream, q := range queues {
-		b = proto.AppendCredit(b, stream, uint32(q.Size()), 0)
-	}
-	return b, nil
+	return appendRequest(b, op, request, params, queues)
 }
 
-func appendRequest(b []byte, op string, request proto.Request, params any) ([]byte, error) {
+// appendRequest appends a request, and the credit for what comes of it.
+func appendRequest(b []byte, op string, request proto.Request, params any, queues map[uint16]*proto.Queue) ([]byte, error) {
 	request.Op = op
 	// Its Params would be encoded, then checked and copied.
-	return proto.AppendJSON(b, proto.TypeRequest, struct {
+	b, err := proto.AppendJSON(b, proto.TypeRequest, struct {
 		proto.Request
 		Params any `json:"params,omitempty"`
 	}{request, params})
+	for stream, q := range queues {
+		b = proto.AppendCredit(b, stream, uint32(q.Size()), 0)
+	}
+	return b, err
 }
 
 // hello reads the agent's first frame, and its refusal if it is one.
@@ -229,7 +240,9 @@ func (k *call) finish(result any) error {
 		}
 		switch h.Type {
 		case proto.TypeResult:
-			return k.wrap(k.wire.JSON(h, result))
+			err := k.wire.JSON(h, result)
+			k.answered = err == nil
+			return k.wrap(err)
 		case proto.TypeError:
 			return k.wrap(k.refusal(h))
 		case proto.TypeData:
@@ -279,9 +292,16 @@ func (k *call) credit(h proto.Header) error {
 	return k.onCredit(h.Stream, n, h.Flags)
 }
 
+// end closes the connection, or hands it to who keeps it for the next operation.
 func (k *call) end() {
-	k.stop()
-	k.conn.Close()
+	k.ended.Do(func() {
+		k.stop()
+		if k.kept != nil && k.answered && k.ctx.Err() == nil && slices.Contains(k.features, proto.FeatureSequel) {
+			k.kept.put(k)
+			return
+		}
+		k.conn.Close()
+	})
 }
 
 func (k *call) wrap(err error) error { return wrap(k.ctx, k.op, k.started, err) }

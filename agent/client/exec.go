@@ -168,6 +168,9 @@ func (c *Client) Start(ctx context.Context, cmd Command) (*Process, error) {
 // beginExec sends the request. A guest agent that knows no detached commands runs
 // one with an OperationID like any other, and refuses to run it twice.
 func (c *Client) beginExec(ctx context.Context, cmd Command, request proto.ExecRequest, queues map[uint16]*proto.Queue) (*call, error) {
+	if cmd.Stdin != nil || cmd.Terminal != nil || cmd.OperationID != "" {
+		c = New(c.cfg) // what the guest says of input may come behind the result
+	}
 	envelope := proto.Request{OperationID: cmd.OperationID, Generation: c.cfg.Generation}
 	envelope.Requires = cmd.requires()
 	if cmd.OperationID == "" || cmd.Terminal != nil {

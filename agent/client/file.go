@@ -118,6 +118,7 @@ func (c *Client) download(ctx context.Context, op string, params any, path strin
 		q.End()
 	}
 	if writeErr := <-written; writeErr != nil {
+		k.answered = false // the connection is closed
 		err = fmt.Errorf("write data of %q: %w", path, writeErr)
 	}
 	return k.conclude(result, err)

@@ -58,9 +58,8 @@ func (l *Line) ask(ctx context.Context, op string, result any) error {
 	defer l.mu.Unlock()
 	if last := l.kept; last != nil {
 		l.kept = nil
-		k, err := l.client.again(ctx, last, op)
+		k, err := l.client.again(ctx, last, op, proto.Request{Again: true}, nil, nil)
 		if err != nil {
-			last.end()
 			return err
 		}
 		var broken *ConnectionError
@@ -87,16 +86,17 @@ func (l *Line) finish(k *call, result any) error {
 	return err
 }
 
-// again asks over the connection of another call, which has ended.
-func (c *Client) again(ctx context.Context, last *call, op string) (*call, error) {
-	frames, err := appendRequest(nil, op, proto.Request{Again: true}, nil)
-	if err != nil {
-		return nil, err
-	}
+// again begins an operation on the connection of another call, which has ended. It closes
+// that if it fails.
+func (c *Client) again(ctx context.Context, last *call, op string, request proto.Request, params any, queues map[uint16]*proto.Queue) (*call, error) {
 	k := newCall(ctx, op, last.conn, last.wire, func() {})
-	k.features = last.features
-	if err := k.observe(c.cfg.Observer, "", nil); err != nil {
-		k.stop()
+	k.features, k.queues, k.kept = last.features, queues, c.keeperFor(request)
+	frames, err := appendRequest(nil, op, request, params, queues)
+	if err == nil {
+		err = k.observe(c.cfg.Observer, request.OperationID, params)
+	}
+	if err != nil {
+		k.end()
 		return nil, err
 	}
 	_ = k.wire.Write(frames) // what came of it is found out by reading

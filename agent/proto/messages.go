@@ -41,7 +41,8 @@ type Request struct {
 	// that cannot live with that names the feature here and is refused instead.
 	Requires []string `json:"requires,omitempty"`
 	// Again: the host is going to ask again on this connection, behind the result. The
-	// guest waits for that if it has FeatureAgain and the operation is a question.
+	// guest waits for that if it has FeatureAgain and the operation is a question, or
+	// FeatureSequel and the operation may have a sequel.
 	Again bool `json:"again,omitempty"`
 	// Params is the operation's own message, for example an ExecRequest.
 	Params json.RawMessage `json:"params,omitempty"`
@@ -49,6 +50,19 @@ type Request struct {
 
 // FeatureAgain: one question may follow another on a connection.
 const FeatureAgain = "again"
+
+// FeatureSequel: another operation may follow any one for which HasSequel holds.
+const FeatureSequel = "sequel"
+
+// HasSequel tells whether another operation may follow one on its connection. A command
+// that is detached has none.
+func HasSequel(op string) bool {
+	switch op {
+	case OpExec, OpPut, OpGet, OpPutTree, OpGetTree, OpList, OpRemove, OpMove, OpScan, OpSurvey, OpQuiesce, OpVacate:
+		return true
+	}
+	return IsQuestion(op)
+}
 
 // IsQuestion tells whether an operation changes nothing in the guest and has its answer
 // at once, without streams: it may be asked again whenever its answer did not arrive.

@@ -3,8 +3,10 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 
+	"github.com/forkvm/forkvm/agent/client"
 	"github.com/forkvm/forkvm/internal/failure"
 	"github.com/forkvm/forkvm/internal/journal"
 	"github.com/forkvm/forkvm/internal/judge"
@@ -93,7 +95,7 @@ func (m *judgeMachines) Fork(ctx context.Context) (judge.Machine, error) {
 	if children[0].Err != nil {
 		return nil, judge.NotReady(children[0].Err)
 	}
-	return judgeMachine{children[0].VM}, nil
+	return newJudgeMachine(children[0].VM), nil
 }
 
 // Clean implements judge.Machines.
@@ -102,14 +104,19 @@ func (m *judgeMachines) Clean(ctx context.Context) (judge.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return judgeMachine{vm}, nil
+	return newJudgeMachine(vm), nil
 }
 
 // judgeMachine is a VM in which is judged.
-type judgeMachine struct{ vm *VM }
+type judgeMachine struct {
+	vm    *VM
+	guest *client.Client // keeps its connection
+}
+
+func newJudgeMachine(vm *VM) judgeMachine { return judgeMachine{vm, vm.Agent().Keeping()} }
 
 func (m judgeMachine) ID() string         { return m.vm.ID }
-func (m judgeMachine) Guest() judge.Guest { return m.vm.Agent() }
+func (m judgeMachine) Guest() judge.Guest { return m.guest }
 
 // Health implements judge.Machine.
 func (m judgeMachine) Health(ctx context.Context) judge.Health {
@@ -134,5 +141,5 @@ func (m judgeMachine) NoteUse() { _ = m.vm.call(context.Background(), (*process.
 func (m judgeMachine) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	return m.vm.discard(ctx)
+	return errors.Join(m.guest.Close(), m.vm.discard(ctx))
 }

@@ -28,7 +28,7 @@ func (n *Node) TryTask(ctx context.Context, t Trial) (*judge.Trial, error) {
 		if err != nil {
 			return nil, err
 		}
-		return subject{judgeMachine{vm}}, nil
+		return subject{judgeMachine{vm, vm.Agent()}}, nil
 	}
 	trial, err := judge.Try(ctx, start, t.Request, t.Solution, t.Count)
 	if err != nil {
