@@ -31,6 +31,7 @@ var budget = []limit{
 	{"exec_true", "a command (true) in a guest in use, until its result is there", CMS, 12, p99},
 	{"ping", "a question to the guest agent over a connection that is kept, until its answer is there", CMS, 0.6, p99},
 	{"reward_both", "judging in both ways, ready processes waiting, beyond what the verifier takes", CMS, 60, highest},
+	{"reward_rehearsed", "the same, processes waiting that have rehearsed the task's snapshot", CMS, 60, highest},
 	{"create_card", "create from nothing with a network card, until the guest agent answers", CMS, 20, p99},
 	{"create_card_ready", "create with a network card, ready process waiting", CMS, 6, p99},
 	{"create_card_rehearsed", "create with a network card, process waiting that has rehearsed the snapshot", CMS, 6, p99},
