@@ -212,13 +212,11 @@ func ofGroup(path, name string, do func(*ebpf.Map, uint64) error) error {
 	if err != nil {
 		return err
 	}
-	maps, err := holders(name)
-	if err != nil {
-		return explain(err)
-	}
-	defer closeMaps(maps)
-	for _, m := range maps {
-		if err := do(m, id); !errors.Is(err, ebpf.ErrKeyNotExist) {
+	for m, err := range holders(name) {
+		if err == nil {
+			err = do(m, id)
+		}
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return explain(err)
 		}
 	}
@@ -284,13 +282,11 @@ func empty(path string) error {
 
 // forgetStale drops the policies of all groups that are gone: others than Remove have removed them.
 func forgetStale() error {
-	maps, err := holders(policiesMap)
-	if err != nil {
-		return err
-	}
-	defer closeMaps(maps)
 	var stale []uint64
-	for _, m := range maps {
+	for m, err := range holders(policiesMap) {
+		if err != nil {
+			return err
+		}
 		var id uint64
 		var policy ebpf.MapID
 		for entries := m.Iterate(); entries.Next(&id, &policy); {
@@ -299,21 +295,20 @@ func forgetStale() error {
 			}
 		}
 	}
+	var errs []error
 	for _, id := range stale {
-		err = errors.Join(err, forget(id))
+		errs = append(errs, forget(id))
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // forget drops the policy of a group that is gone, or never was one.
 func forget(id uint64) error {
 	for _, name := range allMaps() {
-		maps, err := holders(name)
-		if err != nil {
-			return err
-		}
-		defer closeMaps(maps)
-		for _, m := range maps {
+		for m, err := range holders(name) {
+			if err != nil {
+				return err
+			}
 			if err := m.Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 				return fmt.Errorf("forget policy: %w", err)
 			}

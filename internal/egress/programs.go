@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 
@@ -72,24 +73,35 @@ func pinned(name string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// holders opens a map of each build's.
-func holders(name string) (maps []*ebpf.Map, err error) {
-	paths, _ := filepath.Glob(pins + "*/" + name) // the pattern is good
-	for _, path := range paths {
-		m, err := ebpf.LoadPinnedMap(path, nil)
-		if err != nil {
-			closeMaps(maps)
-			return nil, fmt.Errorf("open map (%s): %w", name, err)
+// holders are the maps of a name, each of another build's and open until the next one's turn: this build's first, which as a rule
+// has what is looked for. An error is the last.
+func holders(name string) iter.Seq2[*ebpf.Map, error] {
+	own := filepath.Join(pinDir, name)
+	return func(yield func(*ebpf.Map, error) bool) {
+		if !hold(own, name, yield) {
+			return
 		}
-		maps = append(maps, m)
+		paths, _ := filepath.Glob(pins + "*/" + name) // the pattern is good
+		for _, path := range paths {
+			if path != own && !hold(path, name, yield) {
+				return
+			}
+		}
 	}
-	return maps, nil
 }
 
-func closeMaps(maps []*ebpf.Map) {
-	for _, m := range maps {
-		m.Close()
+// hold yields one holder, if it is there, and says whether to go on.
+func hold(path, name string, yield func(*ebpf.Map, error) bool) bool {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
 	}
+	if err != nil {
+		yield(nil, fmt.Errorf("open map (%s): %w", name, err))
+		return false
+	}
+	defer m.Close()
+	return yield(m, nil)
 }
 
 // install loads the programs and pins them, one caller at a time. The policies come last: where they are, all is.

@@ -16,8 +16,14 @@ func HostAddresses() ([]netip.Addr, error) {
 	}
 	var list []netip.Addr
 	for _, a := range interfaces {
-		if p, err := netip.ParsePrefix(a.String()); err == nil {
-			list = append(list, heardAt(p)...)
+		network, ok := a.(*net.IPNet)
+		if !ok {
+			continue // none, as long as the standard library keeps its word
+		}
+		if own, ok := netip.AddrFromSlice(network.IP); ok {
+			own = own.Unmap()
+			ones, bits := network.Mask.Size()
+			list = append(list, heardAt(netip.PrefixFrom(own, max(ones-bits+own.BitLen(), 0)))...)
 		}
 	}
 	return list, nil

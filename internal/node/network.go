@@ -125,13 +125,14 @@ func (vm *VM) SetNetwork(ctx context.Context, p policy.Policy) error {
 		if r.Network == nil {
 			return failure.New(failure.InvalidArgument, "vm %s has no network card", r.Name)
 		}
-		// The kernel first: what it has refused since then stays refused, whatever the VM's process answers.
-		if err := vm.setKernelPolicy(p, rules); err != nil {
-			return err
-		}
 		r.Network = &p
-		return vm.call(ctx, func(c *process.Client, ctx context.Context) (err error) {
-			_, refused, err = c.Network(ctx, &p)
+		// The process is on the line before the kernel is asked: it wakes up while the kernel waits for itself.
+		return vm.call(ctx, func(c *process.Client, ctx context.Context) error {
+			// The kernel first: what it has refused since then stays refused, whatever the VM's process answers.
+			err := vm.setKernelPolicy(p, rules)
+			if err == nil {
+				refused, err = c.SetPolicy(ctx, &p)
+			}
 			return err
 		})
 	})
@@ -150,7 +151,7 @@ func (vm *VM) NetworkStatus(ctx context.Context) (status *machine.NetworkStatus,
 	}
 	var refused journal.Refused
 	err = vm.call(ctx, func(c *process.Client, ctx context.Context) error {
-		status, refused, err = c.Network(ctx, nil)
+		status, refused, err = c.Network(ctx)
 		return err
 	})
 	if err == nil && vm.recorded() {

@@ -43,7 +43,7 @@ type request struct {
 	// what disks are compacted into, by disk; -1 for a read-only one.
 	Tops  []int      `json:"tops,omitempty"`
 	Reset *resetForm `json:"reset,omitempty"`
-	// Policy is the new one of the network, nil to leave it as it is.
+	// Policy is the new one of the network, nil to hear what that has seen.
 	Policy *policy.Policy `json:"policy,omitempty"`
 }
 

@@ -46,17 +46,8 @@ func (s *server) makeNetwork(form *startForm, mtu int) (n machine.Network, card 
 	return n, card, err
 }
 
-// network replaces the policy, unless it is nil, and says what the network has seen.
-func (s *server) network(p *policy.Policy) response {
-	if p != nil {
-		rules, err := p.Compile()
-		if err != nil {
-			return response{Error: failure.As(failure.InvalidArgument, err)}
-		}
-		if err := s.machine.SetPolicy(rules); err != nil {
-			return response{Error: s.explain(err)}
-		}
-	}
+// network says what the network has seen.
+func (s *server) network() response {
 	status, err := s.machine.NetworkStatus()
 	if err != nil {
 		return response{Error: s.explain(err)}
@@ -65,10 +56,30 @@ func (s *server) network(p *policy.Policy) response {
 	return response{Network: &status, Refused: &refused}
 }
 
-// Network returns what the guest's network has seen, and, as Refusals, what is new of what it was refused. With a policy, that is
-// the guest's from now on.
-func (c *Client) Network(ctx context.Context, p *policy.Policy) (status *machine.NetworkStatus, refused journal.Refused, err error) {
-	resp, files, err := c.call(ctx, request{Op: opNetwork, Policy: p}, nil)
+// setPolicy replaces the policy and says what is new of what the guest was refused.
+func (s *server) setPolicy(p *policy.Policy) response {
+	rules, err := p.Compile()
+	if err != nil {
+		return response{Error: failure.As(failure.InvalidArgument, err)}
+	}
+	if err := s.machine.SetPolicy(rules); err != nil {
+		return response{Error: s.explain(err)}
+	}
+	refused, err := s.refusals()
+	if err != nil {
+		return response{Error: s.explain(err)}
+	}
+	return response{Refused: &refused}
+}
+
+// SetPolicy replaces what the guest may reach, from now on, and returns what Refusals does.
+func (c *Client) SetPolicy(ctx context.Context, p *policy.Policy) (refused journal.Refused, err error) {
+	return c.refused(ctx, request{Op: opNetwork, Policy: p})
+}
+
+// Network returns what the guest's network has seen, and, as Refusals, what is new of what it was refused.
+func (c *Client) Network(ctx context.Context) (status *machine.NetworkStatus, refused journal.Refused, err error) {
+	resp, files, err := c.call(ctx, request{Op: opNetwork}, nil)
 	linux.CloseFiles(files...)
 	if err != nil {
 		return nil, refused, err

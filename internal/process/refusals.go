@@ -67,8 +67,13 @@ func (s *server) leaveRefusals() error {
 }
 
 // Refusals returns what the guest was refused since somebody asked last. Whoever asks is to put it on record.
-func (c *Client) Refusals(ctx context.Context) (r journal.Refused, err error) {
-	resp, files, err := c.call(ctx, request{Op: opRefusals}, nil)
+func (c *Client) Refusals(ctx context.Context) (journal.Refused, error) {
+	return c.refused(ctx, request{Op: opRefusals})
+}
+
+// refused makes a call that is answered with what the guest was refused.
+func (c *Client) refused(ctx context.Context, req request) (r journal.Refused, err error) {
+	resp, files, err := c.call(ctx, req, nil)
 	linux.CloseFiles(files...)
 	if err == nil && resp.Refused != nil {
 		r = *resp.Refused

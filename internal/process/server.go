@@ -296,7 +296,10 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 	case opReset:
 		return s.reset(c, req, files)
 	case opNetwork:
-		return c.send(s.network(req.Policy), nil)
+		if req.Policy != nil {
+			return c.send(s.setPolicy(req.Policy), nil)
+		}
+		return c.send(s.network(), nil)
 	case opRefusals:
 		refused, err := s.refusals()
 		if err != nil {

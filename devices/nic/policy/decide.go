@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Reason is why something is refused: a stable word for journals and metrics.
@@ -170,7 +171,7 @@ func within(inner, outer netip.Prefix) bool {
 
 // specials are the ranges that public means not (IANA's special-purpose registries): what is there is the host's neighbourhood,
 // or nobody's.
-func specials() (ranges []netip.Prefix) {
+var specials = sync.OnceValue(func() (ranges []netip.Prefix) {
 	for _, text := range []string{
 		"0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
 		"192.0.0.0/24", "192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
@@ -179,7 +180,7 @@ func specials() (ranges []netip.Prefix) {
 		ranges = append(ranges, netip.MustParsePrefix(text))
 	}
 	return ranges
-}
+})
 
 // specialRange returns the special range that a target is in. One of the host's own addresses is a range by itself.
 func (r *Rules) specialRange(t Target) netip.Prefix {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"sync"
 )
 
 // Surroundings are what a policy has to know of the host, to say what it allows without being asked about each connection.
@@ -35,12 +36,12 @@ func (r *Region) same(o *Region) bool {
 }
 
 // nobody are addresses of no station.
-func nobody() []netip.Prefix {
+var nobody = sync.OnceValue(func() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("0.0.0.0/32"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("224.0.0.0/4"),
 		netip.MustParsePrefix("::/128"), netip.MustParsePrefix("ff00::/8"),
 	}
-}
+})
 
 // everywhere are the regions' outermost prefixes, so that each address is in one.
 func everywhere() []netip.Prefix {
@@ -52,27 +53,14 @@ func everywhere() []netip.Prefix {
 // Of an address of IPv6 that wraps one of IPv4, the region of either has to allow it, see Region.Closed. They are in order:
 // shorter prefixes first.
 func (r *Rules) Regions(s Surroundings) []Region {
-	b := regions{Rules: r, around: s, nobody: nobody()}
-	prefixes := slices.Concat(everywhere(), b.nobody, r.deny, r.special)
-	for i := range r.allow {
-		if r.allow[i].name == "" {
-			prefixes = append(prefixes, r.allow[i].prefix)
-		}
+	b := regions{Rules: r}
+	if r.mode != NoNetwork && (r.mode == Public || slices.ContainsFunc(r.allow, func(e rule) bool { return e.name != "" })) {
+		b.resolvers = s.Resolvers
 	}
-	for _, a := range s.Host {
-		prefixes = append(prefixes, single(a))
-	}
-	if b.names = r.mode == Public || slices.ContainsFunc(r.allow, func(e rule) bool { return e.name != "" }); b.names {
-		for _, a := range s.Resolvers {
-			prefixes = append(prefixes, single(a.Addr()))
-		}
-	}
-	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
-		return cmp.Or(cmp.Compare(a.Bits(), b.Bits()), a.Addr().Compare(b.Addr()))
+	b.walk(b.places(s.Host))
+	slices.SortFunc(b.list, func(a, b Region) int {
+		return cmp.Or(cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()), a.Prefix.Addr().Compare(b.Prefix.Addr()))
 	})
-	for _, p := range slices.Compact(prefixes) {
-		b.add(b.region(p))
-	}
 	return b.list
 }
 
@@ -82,78 +70,123 @@ func single(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(a, a.BitLen())
 }
 
+// place is a prefix that a policy, or what it has to know, makes a difference for.
+type place struct {
+	prefix netip.Prefix
+	closed bool         // for everybody
+	own    bool         // it is an address of the host's
+	within netip.Prefix // the special range that it is in, see specialRange; there is none if it is not valid
+}
+
 // regions are being made of rules.
 type regions struct {
 	*Rules
-	around Surroundings
-	nobody []netip.Prefix
-	names  bool // are asked for
-	list   []Region
+	resolvers []netip.AddrPort // that are asked for the guest's names, if it may ask for some
+	list      []Region
 }
 
-// add adds a region, unless it says what the one around it says.
-func (b *regions) add(r Region) {
-	for i := range slices.Backward(b.list) {
-		if around := &b.list[i]; within(r.Prefix, around.Prefix) {
-			if around.same(&r) {
-				return
-			}
-			break
+// places returns all places, each prefix before those that are in it.
+func (b *regions) places(host []netip.Addr) []place {
+	list := make([]place, 0, 2+len(nobody())+len(b.deny)+len(b.special)+len(b.allow)+len(host)+len(b.resolvers))
+	add := func(prefixes []netip.Prefix, p place) {
+		for _, p.prefix = range prefixes {
+			list = append(list, p)
 		}
 	}
-	b.list = append(b.list, r)
+	add(everywhere(), place{})
+	add(nobody(), place{closed: true})
+	add(b.deny, place{closed: true})
+	for _, p := range b.special {
+		list = append(list, place{prefix: p, within: p})
+	}
+	for i := range b.allow {
+		if b.allow[i].name == "" {
+			list = append(list, place{prefix: b.allow[i].prefix})
+		}
+	}
+	for _, a := range host {
+		list = append(list, place{prefix: single(a), own: true})
+	}
+	for _, a := range b.resolvers {
+		list = append(list, place{prefix: single(a.Addr())})
+	}
+	slices.SortFunc(list, func(a, b place) int {
+		return cmp.Or(a.prefix.Addr().Compare(b.prefix.Addr()), cmp.Compare(a.prefix.Bits(), b.prefix.Bits()))
+	})
+	return list
 }
 
-// region decides about the addresses of a prefix that are in no longer one.
-func (b *regions) region(p netip.Prefix) Region {
-	r := Region{Prefix: p}
-	covered := func(list []netip.Prefix) bool {
-		return slices.ContainsFunc(list, func(q netip.Prefix) bool { return within(p, q) })
+// walk makes a region of each place that differs from what is around it.
+func (b *regions) walk(list []place) {
+	b.list = make([]Region, 0, len(list))
+	type level struct {
+		place
+		region int // that says what is there
 	}
-	own := b.isHost(p)
-	switch closed := b.closedRange(p, own); {
-	case covered(b.nobody), covered(b.deny), b.mode == NoNetwork:
+	var around []level // the outermost first
+	for len(list) > 0 {
+		p := list[0]
+		for list = list[1:]; len(list) > 0 && list[0].prefix == p.prefix; list = list[1:] {
+			p.add(list[0])
+		}
+		for len(around) > 0 && !within(p.prefix, around[len(around)-1].prefix) {
+			around = around[:len(around)-1]
+		}
+		at := len(b.list)
+		if len(around) == 0 {
+			b.list = append(b.list, b.region(p))
+		} else {
+			outer := &around[len(around)-1]
+			p.add(outer.place)
+			if r := b.region(p); b.list[outer.region].same(&r) {
+				at = outer.region
+			} else {
+				b.list = append(b.list, r)
+			}
+		}
+		around = append(around, level{p, at})
+	}
+}
+
+// add adds what is true of another place that all of this one is in. Special ranges are not in each other.
+func (p *place) add(o place) {
+	p.closed = p.closed || o.closed
+	p.own = p.own || o.own && o.prefix == p.prefix
+	if o.within.IsValid() {
+		p.within = o.within
+	}
+}
+
+// region decides about the addresses of a place that are in no smaller one.
+func (b *regions) region(p place) Region {
+	r := Region{Prefix: p.prefix}
+	if p.own {
+		p.within = p.prefix
+	}
+	switch {
+	case p.closed, b.mode == NoNetwork:
 		r.Closed = true
-	case closed.IsValid():
+	case p.within.IsValid():
 		r.Closed = true
-		r.Ports = b.ports(p, func(e *rule) bool { return e.name == "" && within(e.prefix, closed) }, false)
-		r.Local = len(r.Ports) > 0 && (own || p.Addr().IsLoopback())
+		r.Ports = b.ports(p.prefix, func(e *rule) bool { return e.name == "" && within(e.prefix, p.within) }, false)
+		r.Local = len(r.Ports) > 0 && (p.own || p.prefix.Addr().IsLoopback())
 	case b.mode == Public:
 		r.Ports = []Ports{{TCP, 0, 65535}, {UDP, 0, 65535}, {ICMP, 0, 0}}
 	default:
-		r.Ports = b.ports(p, func(*rule) bool { return true }, true)
+		r.Ports = b.ports(p.prefix, func(*rule) bool { return true }, true)
 	}
-	if b.names && b.mode != NoNetwork {
-		b.addResolver(&r, own)
-	}
+	b.addResolver(&r, p.own)
 	return r
 }
 
 // addResolver lets the guest's own resolver ask.
 func (b *regions) addResolver(r *Region, own bool) {
-	for _, a := range b.around.Resolvers {
+	for _, a := range b.resolvers {
 		if r.Prefix == single(a.Addr()) {
 			r.Ports = join(append(r.Ports, Ports{TCP, a.Port(), a.Port()}, Ports{UDP, a.Port(), a.Port()}))
 			r.Local = r.Local || own || r.Prefix.Addr().IsLoopback()
 		}
 	}
-}
-
-func (b *regions) isHost(p netip.Prefix) bool {
-	return p.IsSingleIP() && slices.ContainsFunc(b.around.Host, func(a netip.Addr) bool { return single(a) == p })
-}
-
-// closedRange is the special range that a prefix is in, see specialRange.
-func (b *regions) closedRange(p netip.Prefix, own bool) netip.Prefix {
-	if own {
-		return p
-	}
-	for _, s := range b.special {
-		if within(p, s) {
-			return s
-		}
-	}
-	return netip.Prefix{}
 }
 
 // ports joins those of the entries that are about a prefix and counted. Of entries without ports those of resolvers are left

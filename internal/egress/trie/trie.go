@@ -42,7 +42,7 @@ type trie struct {
 
 // newTrie writes regions down as the programs look them up.
 func newTrie(regions []policy.Region) *trie {
-	var t trie
+	t := trie{keys: make([]key, 0, 2*len(regions)), values: make([]uint32, 0, 2*len(regions))}
 	classes := [][]policy.Ports{nil} // class 0 offers nothing
 	for i := range regions {
 		r := &regions[i]
@@ -111,10 +111,11 @@ func (t *trie) addPorts(class uint32, list []policy.Ports) {
 	for _, p := range list {
 		for first, end := uint32(p.First), uint32(p.Last)+1; first < end; {
 			size := min(bits.TrailingZeros32(first), bits.Len32(end-first)-1, 16)
-			data := binary.BigEndian.AppendUint32(nil, class)
-			data = append(data, Numbers[p.Protocol])
-			data = binary.BigEndian.AppendUint16(data, uint16(first))
-			t.add(newKey(kindPorts, data, 32+8+16-size), 1)
+			var data [4 + 1 + 2]byte
+			binary.BigEndian.PutUint32(data[:], class)
+			data[4] = Numbers[p.Protocol]
+			binary.BigEndian.PutUint16(data[5:], uint16(first))
+			t.add(newKey(kindPorts, data[:], 32+8+16-size), 1)
 			first += 1 << size
 		}
 	}
@@ -174,13 +175,4 @@ func Set[K any](policies *ebpf.Map, key K, regions []policy.Region, how ebpf.Map
 		}
 		time.Sleep(pause)
 	}
-}
-
-func mapID(m *ebpf.Map) (ebpf.MapID, error) {
-	info, err := m.Info()
-	if err != nil {
-		return 0, err
-	}
-	id, _ := info.ID() // since Linux 4.13
-	return id, nil
 }

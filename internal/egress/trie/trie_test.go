@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/forkvm/forkvm/devices/nic/policy"
+	"github.com/forkvm/forkvm/internal/testkit"
 )
 
 // matches says whether so many bits of a key are those of another.
@@ -86,5 +87,24 @@ func TestTrieAddresses(t *testing.T) {
 	}
 	if _, ok := tr.find(portKey(1, 6, 80)); !ok || len(tr.keys) != 8 {
 		t.Errorf("%d keys: %v", len(tr.keys), tr.keys)
+	}
+}
+
+// TestMapID compares with what the kernel says in another place.
+func TestMapID(t *testing.T) {
+	testkit.RequireKVM(t) // by which the lab finds the test
+	testkit.RequireRoot(t)
+	m, err := newMap([]policy.Region{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _ := info.ID()
+	if got, err := mapID(m); err != nil || got != want || want == 0 {
+		t.Errorf("map %d (%v), not %d", got, err, want)
 	}
 }
