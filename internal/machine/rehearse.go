@@ -138,6 +138,7 @@ func (m *Machine) rewindTo(r *Role) error {
 	if err := m.checkTarget(&r.Target); err != nil {
 		return err
 	}
+	m.memory.Unused() // since the rehearsal
 	return m.rewind(&r.Target, &m.timeline)
 }
 

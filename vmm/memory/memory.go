@@ -80,6 +80,8 @@ type Memory struct {
 	// from.
 	reverted  []revertedPage // ascending
 	givenBack []uint64       // ascending
+	// unused: nobody has used the memory since it was reset, see Unused.
+	unused    bool
 	originals []*linux.Mapping
 }
 

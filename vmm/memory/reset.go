@@ -44,6 +44,14 @@ func (m *Memory) ResetTo(layers []Layer) error {
 	return nil
 }
 
+// Unused says that nobody has used the memory since its last reset, of which the next one
+// makes no conclusions then: a page that has not changed was not idle.
+func (m *Memory) Unused() {
+	m.lock()
+	defer m.mu.Unlock()
+	m.unused = true
+}
+
 // resetLocked makes the contents those of origin.
 func (m *Memory) resetLocked() error {
 	if m.closed.Load() {

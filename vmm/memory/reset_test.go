@@ -327,6 +327,27 @@ func TestResetKeepsABoundedNumber(t *testing.T) {
 	}
 }
 
+// What a reset has left private stays in the next one if nobody has used the memory in
+// between, however much it is.
+func TestResetOfUnusedMemory(t *testing.T) {
+	m := newMemory(t, Config{Size: 4 * maxReverted * PageSize})
+	write(t, m, 0, bytes.Repeat([]byte{7}, maxReverted*PageSize))
+	reset(t, m)
+	pattern := Layer{File: patternFile(t, 64, 1), Extents: []Extent{{Start: 3 * maxReverted, Count: 64}}}
+	for _, stack := range [][]Layer{{pattern}, {}} {
+		m.Unused()
+		resetTo(t, m, stack...)
+		if n := held(t, m); n != maxReverted {
+			t.Errorf("%d pages are held, want %d", n, maxReverted)
+		}
+		wantPrivate(t, m)
+	}
+	reset(t, m)
+	if n := held(t, m); n != 0 {
+		t.Errorf("%d pages are held after a life that wrote nothing", n)
+	}
+}
+
 // A layer file that is cut off while a reset reads it is an error.
 func TestResetWithoutBackingStore(t *testing.T) {
 	f := patternFile(t, 8, 1)

@@ -41,6 +41,7 @@ type revertedPage struct {
 func (m *Memory) revertLocked(private []pageRange) error {
 	r := reverter{m: m, was: m.reverted, gone: m.givenBack, room: maxReverted - len(m.reverted)}
 	r.crowded = len(m.reverted) > maxReverted*3/4
+	r.unused, m.unused = m.unused, false
 	r.kept = make([]revertedPage, 0, min(maxReverted, countPages(private)))
 	err := guard(func() error { return r.revert(private) })
 	m.reverted, m.givenBack = r.kept, r.idle
@@ -70,6 +71,7 @@ type reverter struct {
 	idle    []uint64       // those that are given back now
 	room    int            // for more pages
 	crowded bool           // there is little
+	unused  bool           // see Memory.unused
 	spare   pageRange      // pages to be given back
 }
 
@@ -138,7 +140,9 @@ func (r *reverter) page(n uint64, page, original []byte) error {
 	case !was && !pinned && r.room <= 0:
 		return r.giveBack(pageRange{n, n + 1})
 	case (was || pinned) && samePage(page, original):
-		kept.idle++
+		if !r.unused {
+			kept.idle++
+		}
 	default:
 		copy(page, original)
 		kept.idle = 0
@@ -158,6 +162,9 @@ func (r *reverter) page(n uint64, page, original []byte) error {
 
 // isSpare decides whether a page is given back.
 func (r *reverter) isSpare(p revertedPage) bool {
+	if r.unused {
+		return false
+	}
 	if r.crowded {
 		return p.idle > 0
 	}
