@@ -91,12 +91,13 @@ func transfer(args []string) error {
 	return err
 }
 
-// flow makes connections to a server, one after the other, sends so much on each, reads until the server ends it, and prints how
-// many milliseconds all of it took.
+// flow makes connections to a server, one after the other, sends so much on each, reads so much, says that no more comes, waits until
+// the server ends it, and prints how many milliseconds all of it took.
 func flow(args []string) error {
 	flags := flag.NewFlagSet("flow", flag.ContinueOnError)
 	to := flags.String("to", "", "address of the server")
 	size := flags.Int("send", 0, "how many bytes to send")
+	answer := flags.Int("receive", 0, "how many bytes to read")
 	count := flags.Int("count", 1, "how many connections to make")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -111,9 +112,14 @@ func flow(args []string) error {
 		for left := *size; left > 0 && err == nil; left -= len(buffer) {
 			_, err = c.Write(buffer[:min(left, len(buffer))])
 		}
+		for left := *answer; left > 0 && err == nil; {
+			var n int
+			n, err = c.Read(buffer[:min(left, len(buffer))])
+			left -= n
+		}
 		err = errors.Join(err, c.(*net.TCPConn).CloseWrite())
-		for n := 1; n > 0 && err == nil; {
-			n, err = c.Read(buffer)
+		if err == nil {
+			_, err = c.Read(buffer)
 		}
 		c.Close()
 		if err != io.EOF {
