@@ -27,8 +27,8 @@ var reached = map[string]float64{
 	"fork16_child":          32,
 	"reset":                 6.5,
 	"ping":                  0.6, // the same
-	"reward_both":           92, // how many pages the first verdict notes is not the same in each snapshot
-	"create_card":           36, // which pages the guest writes until it is ready is not the same in each snapshot
+	"reward_both":           92,  // how many pages the first verdict notes is not the same in each snapshot
+	"create_card":           36,  // which pages the guest writes until it is ready is not the same in each snapshot
 	"create_card_ready":     26,
 	"create_card_rehearsed": 5.5, // holds for most, and one of five may be another
 	"create_tap_ready":      28,
