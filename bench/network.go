@@ -115,7 +115,7 @@ func addServerAddress(ctx context.Context) error {
 // flows adds the rows name_out_mib, name_in_mib, name_request and name_datagram: what a MiB costs each way on one connection of TCP,
 // and what a byte and its answer cost with a connection of their own, and in datagrams. The guest's clock is the host's. The guest
 // ends each connection, when it has all that it expects: if it has said before that no more comes from it, Debian 12's passt does not
-// tell it that the server has ended, too, and where servers end first, libslirp has no descriptor left after a thousand connections.
+// tell it that the server has ended, too, and where servers end first, libslirp's guest cannot reach its network any more after many connections.
 func (b *bench) flows(ctx context.Context, name string, agent *client.Client) error {
 	servers, err := serveFlows()
 	if err != nil {

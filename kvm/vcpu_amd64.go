@@ -135,7 +135,7 @@ func (v *VCPU) SetMPState(s MPState) error {
 }
 
 // CPUID is KVM_GET_CPUID2: what SetCPUID gave, with what the kernel keeps up
-// to date in it.
+// to date in it. Leaves of zeros may be missing.
 func (v *VCPU) CPUID() ([]CPUIDEntry, error) {
 	buf := sizedFlexible[cpuidHeader, CPUIDEntry](cpuidHeader{NEnt: maxCPUIDEntries}, maxCPUIDEntries)
 	if _, err := pointer(&v.handle, ioctlGetCPUID2, &buf.words[0]); err != nil {
