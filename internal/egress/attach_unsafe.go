@@ -31,9 +31,11 @@ func attach(path string, group int, where uint32) error {
 	if err != nil {
 		return err
 	}
-	// The name's address is in an integer: it has to stay where it is until the kernel has read it, which Go's heap does.
+	// Its address is in an integer: it has to stay where it is until the kernel has read it.
+	var pin runtime.Pinner
+	pin.Pin(name)
+	defer pin.Unpin()
 	program, err := bpf(unix.BPF_OBJ_GET, &attrObject{path: uint64(uintptr(unsafe.Pointer(name)))})
-	runtime.KeepAlive(name)
 	if err != nil {
 		return err
 	}

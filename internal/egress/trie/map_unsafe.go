@@ -25,10 +25,12 @@ type mapInfo struct {
 // of a change of policy.
 func mapID(m *ebpf.Map) (ebpf.MapID, error) {
 	info := new(mapInfo)
+	// Its address is in an integer: it has to stay where it is until the kernel has written there, which a stack does not.
+	var pin runtime.Pinner
+	pin.Pin(info)
+	defer pin.Unpin()
 	attr := attrInfo{descriptor: uint32(m.FD()), length: uint32(unsafe.Sizeof(*info)), info: uint64(uintptr(unsafe.Pointer(info)))}
-	// The address of info is in an integer: it has to stay where it is until the kernel has written there, which Go's heap does.
 	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_OBJ_GET_INFO_BY_FD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	runtime.KeepAlive(info)
 	runtime.KeepAlive(m)
 	if errno != 0 {
 		return 0, errno
