@@ -65,11 +65,7 @@ func (s *server) setPolicy(p *policy.Policy) response {
 	if err := s.machine.SetPolicy(rules); err != nil {
 		return response{Error: s.explain(err)}
 	}
-	refused, err := s.refusals()
-	if err != nil {
-		return response{Error: s.explain(err)}
-	}
-	return response{Refused: &refused}
+	return s.refused()
 }
 
 // SetPolicy replaces what the guest may reach, from now on, and returns what Refusals does.

@@ -54,6 +54,15 @@ func (s *server) refusals() (r journal.Refused, err error) {
 	return r, err
 }
 
+// refused answers with refusals.
+func (s *server) refused() response {
+	r, err := s.refusals()
+	if err != nil {
+		return response{Error: s.explain(err)}
+	}
+	return response{Refused: &r}
+}
+
 // leaveRefusals leaves in the process's own directory what nobody has asked for.
 func (s *server) leaveRefusals() error {
 	r, err := s.refusals()

@@ -301,11 +301,7 @@ func (s *server) answer(c *conn, req *request, files *claims) error {
 		}
 		return c.send(s.network(), nil)
 	case opRefusals:
-		refused, err := s.refusals()
-		if err != nil {
-			return c.send(response{Error: s.explain(err)}, nil)
-		}
-		return c.send(response{Refused: &refused}, nil)
+		return c.send(s.refused(), nil)
 	}
 	return c.send(response{Error: failure.New(failure.InvalidArgument, "unknown operation %q", req.Op)}, nil)
 }
