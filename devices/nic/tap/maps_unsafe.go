@@ -36,11 +36,9 @@ type counts struct {
 func mapCounts(f *os.File) (*counts, error) {
 	data, err := mapFile(f, 0, os.Getpagesize(), unix.PROT_READ)
 	c := &counts{data: data}
-	var base [counted]uint64
 	for what := range counted {
-		base[what] = c.read(what)
+		c.base[what] = c.read(what)
 	}
-	c.base = base
 	return c, err
 }
 
