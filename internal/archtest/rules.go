@@ -87,7 +87,7 @@ var rules = []rule{
 		"system calls that several packages need, without policy"},
 	{"internal/egress", []string{"devices/nic/policy", "internal/egress/trie", "internal/linux"}, []string{sys, "github.com/cilium/ebpf"},
 		"what the kernel enforces is decided by who starts VMs, not by their processes"},
-	{"internal/egress/trie", []string{"devices/nic/policy"}, []string{sys, "github.com/cilium/ebpf"},
+	{"internal/egress/trie", []string{"devices/nic/policy", "internal/linux"}, []string{sys, "github.com/cilium/ebpf"},
 		"one way to write a policy for the kernel, wherever its programs are"},
 	{"internal/tapnet", []string{"devices/nic", "devices/nic/policy", "internal/egress/trie", "internal/linux"}, []string{sys, "github.com/cilium/ebpf", "github.com/google/nftables", "github.com/vishvananda/netlink"},
 		"it makes networks for processes that could not, and needs all privileges for it"},

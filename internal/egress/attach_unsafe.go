@@ -9,16 +9,6 @@ import (
 	"github.com/forkvm/forkvm/internal/linux"
 )
 
-// bpf makes the system call with the attribute struct below, which it keeps alive. The kernel takes a short one for one
-// that ends in zeros.
-func bpf[T any](command int, attr *T) (int, error) {
-	n, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(unsafe.Pointer(attr)), unsafe.Sizeof(*attr))
-	if errno != 0 {
-		return -1, errno
-	}
-	return int(n), nil
-}
-
 // attrObject is union bpf_attr of BPF_OBJ_GET.
 type attrObject struct {
 	path uint64
@@ -35,7 +25,7 @@ func attach(path string, group int, where uint32) error {
 	var pin runtime.Pinner
 	pin.Pin(name)
 	defer pin.Unpin()
-	program, err := bpf(unix.BPF_OBJ_GET, &attrObject{path: uint64(uintptr(unsafe.Pointer(name)))})
+	program, err := linux.BPF(unix.BPF_OBJ_GET, &attrObject{path: uint64(uintptr(unsafe.Pointer(name)))})
 	if err != nil {
 		return err
 	}

@@ -6,9 +6,11 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/forkvm/forkvm/internal/linux"
 )
 
-// attrInfo is union bpf_attr of BPF_OBJ_GET_INFO_BY_FD. The kernel takes a short one for one that ends in zeros.
+// attrInfo is union bpf_attr of BPF_OBJ_GET_INFO_BY_FD.
 type attrInfo struct {
 	descriptor uint32
 	length     uint32
@@ -30,10 +32,7 @@ func mapID(m *ebpf.Map) (ebpf.MapID, error) {
 	pin.Pin(info)
 	defer pin.Unpin()
 	attr := attrInfo{descriptor: uint32(m.FD()), length: uint32(unsafe.Sizeof(*info)), info: uint64(uintptr(unsafe.Pointer(info)))}
-	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_OBJ_GET_INFO_BY_FD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	_, err := linux.BPF(unix.BPF_OBJ_GET_INFO_BY_FD, &attr)
 	runtime.KeepAlive(m)
-	if errno != 0 {
-		return 0, errno
-	}
-	return ebpf.MapID(info.id), nil
+	return ebpf.MapID(info.id), err
 }
