@@ -191,12 +191,13 @@ static __always_inline void count(__u32 what, __u64 n)
 // keeps_pace says whether a packet may pass now, each of its segments counted.
 static __always_inline bool keeps_pace(struct __sk_buff *skb, const struct settings *s, __u32 way)
 {
-	struct pace *p = bpf_map_lookup_elem(&paces, &way);
 	__u64 packets = s->packets, size = skb->gso_size, now, took;
+	struct pace *p;
 	bool passes;
 
 	if (!packets)
 		return true;
+	p = bpf_map_lookup_elem(&paces, &way);
 	if (!p)
 		return false;
 	took = 1000000000 / packets;

@@ -3,4 +3,4 @@
 package tapnet
 
 // sourceHash is that of tap.c.
-const sourceHash = "062db1c0e7821272517e58898a6d419cba3c090828ac27b5c0b3b9589e7fb642"
+const sourceHash = "a36332da589fcb776b8b9da7adfbb08cefece24bf61d1311807f055f614c4223"
